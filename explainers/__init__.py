@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
     from explainers.app.comparing import Comparison, compare, nearest
     from explainers.app.evaluating import evaluate
-    from explainers.app.explaining import explain
     from explainers.app.explanation import Explanation
-    from explainers.app.session import Session
+    from explainers.app.session import Session, explain
     from explainers.evaluation.result import EvaluationResult
     from explainers.refinement.refine import refine
     from explainers.report.overlays import overlay
@@ -98,7 +97,7 @@ if not TYPE_CHECKING:  # the same names as above, imported at first use, because
             "available": "explainers.share.catalogue",
             "compare": "explainers.app.comparing",
             "evaluate": "explainers.app.evaluating",
-            "explain": "explainers.app.explaining",
+            "explain": "explainers.app.session",
             "load": "explainers.share",
             "nearest": "explainers.app.comparing",
             "overlay": "explainers.report.overlays",

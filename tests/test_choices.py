@@ -19,7 +19,7 @@ from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.app import choosing
-from explainers.app.page.answers import curves
+from explainers.app.page.views import curves
 from explainers.app.session import Session
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
 from explainers.posthoc import attention, white_box
@@ -34,11 +34,11 @@ from explainers.vectors import ExplainabilityVector
 # Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk
 EXCLUDED = {
     choosing._choose_default: "choose checks its purpose",
-    choosing._fits: "choose checks its purpose",
+    choosing._check_fits: "choose checks its purpose",
     Session: "choose checks its purpose",
     blocks.attention_features: "ViTCX checks its features",
     blocks.attention_module: "ViTCX checks its features",
-    curves: "Shown.curve checks its side",
+    curves: "OpenedImage.curve checks its side",
     stream: "its purposes are written in the code, not in a config",
     attention.transformation_weights: "TokenTM checks its scale",
     white_box.class_functionals: "WhiteBox checks its output",

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 
 from explainers import Explainer
-from explainers.app.command import printed
-from explainers.app.explain_command import session_of, sessions_of
-from explainers.app.passes import announce_passes, set_passes
+from explainers.app.explain_command import check_writable
+from explainers.app.options import announce_passes, sessions_of, set_passes
 from explainers.app.photos import photos_of
-from explainers.app.picture_files import check_writable
 from explainers.app.session import Session
 from explainers.errors import InputError, needs
 from explainers.posthoc import build
@@ -24,7 +22,7 @@ from explainers.saved.records import devices, versions
 def benchmark(options: Namespace) -> None:
     """Measure explainers on images without labels; print a table, and write a JSON file with all settings."""
     needs("torchmetrics", "methods", "explainers benchmark")
-    from explainers.app.evaluating import BATCH, LEVELS, PhotoBatches, measure_photos
+    from explainers.app.evaluating import BATCH, LEVELS, measure_photos
     from explainers.evaluation.evaluation import Evaluation
     from explainers.evaluation.result import CURVES
 
@@ -33,22 +31,19 @@ def benchmark(options: Namespace) -> None:
         raise InputError(f"expected a file for the numbers, got the folder {output}: name a file, as in {output}.json")
     photos = photos_of(options.images)[: options.limit]
     check_writable(output.parent)
-    sessions = sessions_for(options)
+    sessions = build_sessions(options)
     announce_passes(sessions, len(photos))
     session = sessions[0]
     explainers: dict[str, Explainer] = {"Chance": build("Chance", session.target, session.target.grid)}
     explainers |= {each.method: each.explainer for each in sessions}
     batch_size = options.batch_size or min(BATCH, *(each.batch_size for each in sessions))
-    pictures = PhotoBatches(session, photos, batch_size)
     settings = Evaluation(session.target.grid, CURVES, LEVELS, localization=(), agreement=())
     try:
-        result = measure_photos(session, explainers, pictures, settings)
+        result = measure_photos(session, explainers, photos, settings, batch_size)
     except KeyboardInterrupt as stopped:
-        done = f"after {len(pictures.names)} of {len(photos)} images, without {output}"
-        stopped.add_note(f"{done}: the same command starts again with the first image")
+        stopped.add_note(f"without {output}: the same command starts again with the first image")
         raise
-    methods = options.methods or ["auto"]
-    minus = sessions[methods.index("auto")].method if "auto" in methods else "Chance"
+    minus = sessions[options.method.index("auto")].method if "auto" in options.method else "Chance"
     print(f"{session.target.name}: the predicted class of each image, hidden patches are zero\n")
     content = {
         "command": sys.argv,
@@ -64,6 +59,20 @@ def benchmark(options: Namespace) -> None:
     print(f"{output} has the numbers, curves and settings")
 
 
+def build_sessions(options: Namespace) -> list[Session]:
+    """The model with each of the explainers that the options name; by default those of `add_default_methods`."""
+    from explainers.app.evaluating import add_default_methods
+
+    passes, options.passes = options.passes, None
+    options.method = options.methods or ["auto"]
+    sessions = sessions_of(options)
+    if options.methods is None:
+        sessions = add_default_methods(sessions[0])
+    if passes:
+        set_passes(sessions, passes)
+    return sessions
+
+
 def print_tables(result: Any, minus: str) -> dict[str, Any]:
     """Print the numbers of an `EvaluationResult`, and their differences from one explainer; return all differences."""
     from explainers.report.differences import compared, difference_tables
@@ -71,26 +80,14 @@ def print_tables(result: Any, minus: str) -> dict[str, Any]:
     from explainers.results.reading import ImageScores
 
     task = f"{len(result.images)} image{'s' * (len(result.images) > 1)}"
-    print(printed(markdown(rows({task: result.numbers}, result.columns))))
+    print(markdown(rows({task: result.numbers}, result.columns)))
     if len(result.images) == 1:
         return {}
     titles = {name: title for name, title in result.columns.items() if name in next(iter(result.scores.values()))}
     scores = ImageScores(torch.arange(len(result.images)), result.scores)
     pairs = compared({task: result.numbers}, {task: scores}, titles)
-    print(printed(difference_tables({task: result.numbers}, pairs, titles, minus=minus)["differences.md"]))
+    print(difference_tables({task: result.numbers}, pairs, titles, minus=minus)["differences.md"])
     return {number: _as_lists(*of_number) for number, of_number in pairs[task].items()}
-
-
-def sessions_for(options: Namespace) -> list[Session]:
-    """The model with each of the explainers that the options name; by default those of `add_default_methods`."""
-    from explainers.app.evaluating import add_default_methods
-
-    if options.methods is not None:
-        return sessions_of(Namespace(**vars(options), method=options.methods))
-    sessions = add_default_methods(session_of(Namespace(**{**vars(options), "method": ["auto"], "passes": None})))
-    if options.passes:
-        set_passes(sessions, options.passes)
-    return sessions
 
 
 def _as_lists(names: list[str], pairs: Any) -> dict[str, Any]:

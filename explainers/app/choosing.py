@@ -1,4 +1,4 @@
-"""Chooses the explainer that fits a model."""
+"""Chooses the explainer that fits a model, and says what it costs."""
 
 import copy
 import sys
@@ -18,6 +18,7 @@ from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
 from explainers.posthoc.names import labelled
 from explainers.share import load
 from explainers.share.catalogue import COMMANDS, WEIGHTS, for_target, not_shipped
+from explainers.transformer.blocks import blocks_of, is_transformer, num_prefix_tokens
 
 Method = str | Path | Mapping[str, Mapping[str, Any]] | Explainer
 """What explains: `auto`, a method's name, one with options, the folder of a trained explainer, or an explainer."""
@@ -27,6 +28,18 @@ CHEAP = 25
 
 KNOWN = ("timm.", "torch.nn.", "explainers.")
 """Where layers are defined that have gradients."""
+
+LARGEST = 16
+"""Largest number of images that are explained at once."""
+
+MEMORY = 4 * 2**30
+"""Bytes that one batch may take, unless a single image takes more."""
+
+MAPS = 4
+"""Copies of the attention maps of each head that a method of attention keeps: weights, scores, gradients, products."""
+
+TOKENS = 25
+"""Activations of the width of a token that are kept for its gradient in each block: queries, keys, values, MLP."""
 
 
 @checks_choices
@@ -50,28 +63,31 @@ def choose(target: TargetModel, method: Method = "auto", purpose: Purpose = "cla
     if isinstance(method, str) and method == "auto":
         return _choose_default(target, purpose)
     if isinstance(method, str) and method.lower() in COMMANDS:
-        return _with_label(_load_shipped(target, method.lower()))
+        for known in for_target(target):
+            if known.explainer == method.lower():
+                return _load(known.folder, target)
+        raise not_shipped(target, method.lower())
     if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, WEIGHTS).is_file()):
-        return _with_label(_load(method, target))
+        return _load(method, target)
     if isinstance(method, str | Mapping):
-        ((label, (name, options)),) = _one_entry(method)
+        entries = list(labelled([method]).items())
+        if len(entries) != 1:
+            raise InputError(f"expected one method, got {len(entries)}: give one value for each option")
+        ((label, (name, options)),) = entries
         return posthoc.build(name, target, target.grid, options), label
     if isinstance(method, type) or not callable(method):
         raise InputError(f"expected method auto, a name, a folder or an explainer, got {method!r:.80}")
     explained = getattr(method, "target", None)
-    identity = TargetModel.identity if purpose == "classes" else TargetModel.backbone_identity
-    if isinstance(explained, TargetModel) and identity(explained) != identity(target):
-        raise InputError(
-            f"expected an explainer of this model, got one of {explained.name} with other weights: give the model"
-            " explainer.target"
-        )
-    if (
-        isinstance(method, nn.Module)
-        and isinstance(explained, TargetModel)
-        and explained.mean.device != target.mean.device
-    ):
-        return _with_label(copy.deepcopy(method).to(target.mean.device))
-    return _with_label(method)
+    if isinstance(explained, TargetModel):
+        identity = TargetModel.identity if purpose == "classes" else TargetModel.backbone_identity
+        if identity(explained) != identity(target):
+            raise InputError(
+                f"expected an explainer of this model, got one of {explained.name} with other weights: give the model"
+                " explainer.target"
+            )
+        if isinstance(method, nn.Module) and explained.mean.device != target.mean.device:
+            method = copy.deepcopy(method).to(target.mean.device)
+    return _add_label(method)
 
 
 def passes_of(explainer: Explainer) -> int:
@@ -79,30 +95,26 @@ def passes_of(explainer: Explainer) -> int:
     return getattr(explainer, "forward_passes", 1)
 
 
-def _load(folder: str | Path, target: TargetModel) -> Any:
-    """Load a trained explainer of a model, onto the model's device."""
-    return load(folder, target=target).to(target.mean.device)
+def batch_size_for(explainer: Explainer, target: TargetModel) -> int:
+    """Number of images that an explainer takes at once within `MEMORY`; `LARGEST` for models without known blocks."""
+    if not is_transformer(target):
+        return LARGEST
+    blocks: Any = blocks_of(target)
+    tokens = target.backbone.patch_embed.num_patches + num_prefix_tokens(target)
+    floats = TOKENS * tokens * target.embed_dim
+    if getattr(getattr(explainer, "reads", None), "attention", False):
+        floats += MAPS * blocks[0].attn.num_heads * tokens**2
+    return max(1, min(LARGEST, MEMORY // (4 * len(blocks) * floats)))
 
 
-def _one_entry(method: str | Mapping[str, Any]) -> list[tuple[str, tuple[str, dict[str, Any]]]]:
-    """The label, name and options of a method."""
-    entries = list(labelled([method]).items())
-    if len(entries) != 1:
-        raise InputError(f"expected one method, got {len(entries)}: give one value for each option")
-    return entries
+def _load(folder: str | Path, target: TargetModel) -> tuple[Explainer, str]:
+    """Load a trained explainer of a model, onto the model's device, with its label."""
+    return _add_label(load(folder, target=target).to(target.mean.device))
 
 
-def _with_label(explainer: Any) -> tuple[Explainer, str]:
+def _add_label(explainer: Any) -> tuple[Explainer, str]:
     """An explainer and its label: the name of its class, or of a function."""
     return explainer, getattr(explainer, "__name__", type(explainer).__name__)
-
-
-def _load_shipped(target: TargetModel, explainer: str) -> Any:
-    """Load the explainer of this name that is shipped for a backbone."""
-    for known in for_target(target):
-        if known.explainer == explainer:
-            return _load(known.folder, target)
-    raise not_shipped(target, explainer)
 
 
 def _choose_default(target: TargetModel, purpose: Purpose) -> tuple[Explainer, str]:
@@ -110,17 +122,18 @@ def _choose_default(target: TargetModel, purpose: Purpose) -> tuple[Explainer, s
     reasons = []
     for known in for_target(target):
         try:
-            return _with_label(_fits(_load(known.folder, target), target, purpose))
+            explainer, label = _load(known.folder, target)
+            _check_fits(explainer, target, purpose)
+            return explainer, label
         except InputError as error:
             reasons.append(f"the shipped {known.explainer} does not explain it ({error})")
     none = "no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
     why, lacking = "; ".join(reasons) or none, ""
-    for method in DEFAULT_METHODS[purpose]:
+    for label, (name, options) in labelled(DEFAULT_METHODS[purpose]).items():
         try:
-            explainer, label = choose(target, method)
-            _fits(explainer, target, purpose)
+            explainer = posthoc.build(name, target, target.grid, options)
+            _check_fits(explainer, target, purpose)
         except InputError as error:
-            ((_, (name, _)),) = _one_entry(method)
             reasons.append(f"{name}: {error}")
             lacking = f"; {reasons[-1]}"
             if isinstance(error, UnsupportedModel):
@@ -133,8 +146,8 @@ def _choose_default(target: TargetModel, purpose: Purpose) -> tuple[Explainer, s
     raise InputError(f"expected a model that can be explained, got {target.name}: {'; '.join(reasons)}")
 
 
-def _fits(explainer: Explainer, target: TargetModel, purpose: Purpose) -> Explainer:
-    """Return an explainer if it explains what is wanted; what it needs of the model, it says when it is built.
+def _check_fits(explainer: Explainer, target: TargetModel, purpose: Purpose) -> None:
+    """Raise an InputError for an explainer of something else; what it needs of the model, it says when it is built.
 
     Only of layers that are neither PyTorch's nor timm's, such as quantised ones, it is not known whether they have
     gradients: with them, a cheap method explains a grey image.
@@ -146,11 +159,10 @@ def _fits(explainer: Explainer, target: TargetModel, purpose: Purpose) -> Explai
     if passes_of(explainer) <= CHEAP and not all(type(part).__module__.startswith(KNOWN) for part in target.modules()):
         grey = torch.full((1, 3, *[target.grid.image_size] * 2), 128, dtype=torch.uint8, device=target.mean.device)
         with torch.no_grad():
-            if purpose == "classes":
-                explainer(grey, torch.zeros(1, dtype=torch.long, device=grey.device))
-            elif isinstance(explainer, FunctionalExplainer):
+            if isinstance(explainer, FunctionalExplainer) and purpose != "classes":
                 explainer.explain(grey, torch.ones(1, target.embed_dim, device=grey.device))
-    return explainer
+            else:
+                explainer(grey, torch.zeros(1, dtype=torch.long, device=grey.device))
 
 
 @cache

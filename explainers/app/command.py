@@ -1,8 +1,10 @@
 """The command `explainers`: explain images, serve the page, list what there is, compare explainers."""
 
 import argparse
+import ast
 import errno
 import os
+import re
 import signal
 import sys
 import warnings
@@ -10,14 +12,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from explainers import __version__
-from explainers.app.method_names import parse_methods
 from explainers.errors import InputError
 from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
+
+ABSENT = ("texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer", "k")
+"""Options that only some commands have; `None` for the others."""
+
+METHOD = "NAME or NAME(option=value, ...)"
+"""How `--method` names a method."""
 
 AS_TYPED = {
     "weights=FILE": "--weights FILE",
@@ -58,15 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         with warnings.catch_warnings(), _ended_by_signals():
-            warnings.showwarning = _one_line  # type: ignore[assignment]
+            warnings.showwarning = _print_warning  # type: ignore[assignment]
             run = getattr(import_module(options.module), options.run)  # here, because what computes takes seconds
             status = run(options) or 0
             sys.stdout.flush()  # here, where a full disk gives one line
             return status
     except InputError as error:
-        return _failed(str(error))
+        return _fail(str(error))
     except KeyboardInterrupt as stopped:
-        return _failed(
+        return _fail(
             " ".join(["stopped", *getattr(stopped, "__notes__", [])]), 128 + getattr(stopped, "number", signal.SIGINT)
         )
     except BrokenPipeError:  # as in `explainers list | head -1`
@@ -79,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename is None:  # the output of this command: Python would try to write the rest as it exits
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         advice = "free some space, or use another path" if full else "use another path"
-        return _failed(f"cannot read or write {error.filename or 'the output'}: {error.strerror}: {advice}")
+        return _fail(f"cannot read or write {error.filename or 'the output'}: {error.strerror}: {advice}")
 
 
 class Ended(KeyboardInterrupt):
@@ -111,20 +118,13 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _failed(message: str, status: int = 1) -> int:
+def _fail(message: str, status: int = 1) -> int:
     print(f"explainers: {in_one_line(message)}", file=sys.stderr, flush=True)
     return status
 
 
-def _one_line(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Show a warning without the line of code that gave it; the arguments are those of `warnings.showwarning`."""
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Show a warning without the line of code that gave it, in place of `warnings.showwarning`."""
     print(f"explainers: {in_one_line(str(message))}", file=sys.stderr, flush=True)
 
 
@@ -151,6 +151,7 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    command.set_defaults(**dict.fromkeys(ABSENT), method=["auto"])
     commands = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
     model = _model_options()
     passes = _passes_options()
@@ -191,7 +192,7 @@ def _passes_options() -> Parser:
     options = Parser(add_help=False)
     options.add_argument(
         "--passes",
-        type=positive,
+        type=parse_positive,
         metavar="N",
         help="forward passes of methods that choose their number, such as RISE; AnyHead is refined by N passes",
     )
@@ -233,10 +234,10 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         metavar="TEXT",
         help="texts from which each --text is told apart; or images with --similar-to",
     )
-    add.add_argument("--top", type=positive, default=5, metavar="K", help="classes in a line (default: 5)")
+    add.add_argument("--top", type=parse_positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(
         "--output",
-        type=path,
+        type=parse_path,
         default="explained",
         metavar="PATH",
         help="a folder, or a file for one picture (default: explained)",
@@ -250,9 +251,9 @@ def _add_nearest(commands: Any, parents: list[Parser]) -> None:
     )
     add.add_argument("image", metavar="IMAGE", help="a file")
     add.add_argument("folder", metavar="FOLDER", help="the images to choose from, with all folders below it")
-    add.add_argument("--k", type=positive, default=5, metavar="K", help="number of images (default: 5)")
+    add.add_argument("--k", type=parse_positive, default=5, metavar="K", help="number of images (default: 5)")
     add.add_argument(
-        "--output", type=path, default="explained", metavar="FOLDER", help="for the pictures (default: explained)"
+        "--output", type=parse_path, default="explained", metavar="FOLDER", help="for the pictures (default: explained)"
     )
     _add_batch_size(add)
     add.set_defaults(module="explainers.app.explain_command", run="nearest")
@@ -278,37 +279,75 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
     add.add_argument(
         "--methods", type=parse_methods, metavar="A,B", help="compared with chance (default: auto and a few others)"
     )
-    add.add_argument("--limit", type=positive, default=100, metavar="N", help="the first N images (default: 100)")
-    add.add_argument("--output", type=path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)")
+    add.add_argument("--limit", type=parse_positive, default=100, metavar="N", help="the first N images (default: 100)")
+    add.add_argument(
+        "--output", type=parse_path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)"
+    )
     _add_batch_size(add)
     add.set_defaults(module="explainers.app.benchmark_command", run="benchmark")
 
 
 def _add_batch_size(add: Parser) -> None:
-    add.add_argument("--batch-size", type=positive, metavar="N", help="images at once (default: what fits into 4 GB)")
+    add.add_argument(
+        "--batch-size", type=parse_positive, metavar="N", help="images at once (default: what fits into 4 GB)"
+    )
 
 
-def positive(text: str) -> int:
+def parse_positive(text: str) -> int:
     """A whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
     return int(text)
 
 
-def path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """A path, in which ~ is the user's folder; an unknown user's ~name stays as it is."""
     return Path(os.path.expanduser(text))
 
 
-def printed(text: str) -> str:
-    """A text with characters that the terminal has: ± and ⁺ become +- and + where it lacks them.
+def parse_methods(text: str) -> list[Any]:
+    """The names of methods, and a dictionary of one name and its options for a method with options, see `choose`.
 
-    >>> printed("Fidelity⁺").encode(sys.stdout.encoding or "ascii").decode(sys.stdout.encoding or "ascii")[:8]
-    'Fidelity'
+    Raises:
+        ArgumentTypeError: for a text of another form.
+
+    >>> parse_methods("GAE, RISE(masks=100, cells=5)")
+    ['GAE', {'RISE': {'masks': 100, 'cells': 5}}]
+    >>> parse_methods("runs/anyhead_pets")
+    ['runs/anyhead_pets']
     """
+    entries = [entry.strip() for entry in re.split(r",(?![^(]*\))", text)]
+    return [_parse_method(entry) for entry in entries if entry] or [_parse_method(text)]
+
+
+def _parse_method(entry: str) -> Any:
+    if "/" in entry:  # the folder of an explainer
+        return entry
+    found = re.fullmatch(r"([\w-]+)(?:\((.*)\))?", entry)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected {METHOD}, got {entry or 'no name'}")
+    name, options = found.groups()
+    if not options:
+        return name
+    pairs = [option.partition("=") for option in re.split(r",(?![^\[]*\])", options)]
+    wrong = [option.strip() for option, equals, _ in pairs if not equals]
+    if wrong:
+        raise argparse.ArgumentTypeError(
+            f"expected {METHOD}, got {entry}, in which {wrong[0] or 'an option'} has no value"
+        )
+    return {name: {option.strip(): _parse_value(value.strip()) for option, _, value in pairs}}
+
+
+def _parse_value(text: str) -> Any:
+    """A number, true, false, none, a list of them, or the text itself.
+
+    >>> [_parse_value(text) for text in ("100", "0.5", "true", "none", "[0, 6]", "log_odds")]
+    [100, 0.5, True, None, [0, 6], 'log_odds']
+    """
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
     try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        for character, plain in {"±": "+-", "⁺": "+", "⁻": "-", "↑": "^", "↓": "v", "–": "-"}.items():
-            text = text.replace(character, plain)
-    return text
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from explainers.app.checking import check_scores
+from explainers.app.batches import check_scores
 from explainers.app.choosing import Method
 from explainers.app.explanation import data_url, picture_name, save_picture
-from explainers.app.photos import Images, OneImage, Photo, decoded, is_single, photos_of
+from explainers.app.photos import Images, OneImage, Photo, is_single, photos_of
 from explainers.app.session import Session
-from explainers.errors import InputError, check_integers, check_positive
+from explainers.errors import InputError, check_positive
 from explainers.likeness import Likeness, likeness_of_vectors, vectors_of
 from explainers.likeness import nearest as nearest_embeddings
 
@@ -181,7 +181,10 @@ def compare(
     """
     session = Session(model, method, weights, device, purpose="likeness")
     centre = None if against is None else mean_embedding(session, against)
-    comparisons = list(stream_comparisons(session, images, other, centre))
+    reference = embed_image(session, other, "other")
+    comparisons: list[Comparison] = []
+    for photos, pixels, _ in session.batches(photos_of(images), "comparing"):
+        comparisons += compare_with(Embedded(session, photos, pixels), reference, centre)
     return comparisons[0] if is_single(images) else comparisons
 
 
@@ -215,71 +218,45 @@ def nearest(
     return list(stream_nearest(Session(model, method, weights, device, purpose="likeness"), image, folder, k))
 
 
-def stream_comparisons(
-    session: Session, images: Images, other: OneImage, centre: Tensor | None = None
-) -> Iterator[Comparison]:
-    """Compare images with another one, one batch after the other, and yield a comparison of each.
-
-    Args:
-        session: the model, and an explainer with vectors, or one that is linear.
-        images: see `photos_of`.
-        other: the other image, which is decoded and embedded once.
-        centre: what all images have in common, (D,), see `mean_embedding`; `None` for nothing.
-
-    Raises:
-        InputError: for images that cannot be read, several in `other`, and explainers that are not linear.
-    """
-    reference = Embedded(session, [read_image(session, other, "other")])
-    for photos, pixels, _ in session.batches(photos_of(images), "comparing"):
-        yield from compare_with(Embedded(session, list(zip(photos, pixels, strict=True))), reference, centre)
-
-
 def stream_nearest(session: Session, image: OneImage, folder: Images, k: int = 5) -> Iterator[Comparison]:
-    """Compare an image with the k most similar ones of a folder, the most similar first; see `nearest`.
-
-    Raises:
-        InputError: for images that cannot be read. Broken files of the folder are left out with a warning.
-    """
-    check_integers(k=k)
+    """Compare an image with the k most similar ones of a folder, one batch after the other, see `nearest`."""
     check_positive(k=k)
-    photo, pixels = read_image(session, image, "image")
-    photos = [each for each in photos_of(folder) if photo.file is None or not _same(each, photo)]
+    own = embed_image(session, image, "image")
+    file = own.photos[0].file and own.photos[0].file.resolve()
+    photos = [each for each in photos_of(folder) if each.file is None or each.file.resolve() != file]
     if not photos:
-        raise InputError(f"expected other images than the image itself, got {photo.name} alone: give another folder")
+        raise InputError(
+            f"expected other images than the image itself, got {own.photos[0].name} alone: give another folder"
+        )
     embeddings, numbers = _embeddings(session, photos)
     centre = embeddings.mean(0) if len(embeddings) >= MANY else None
-    found = nearest_embeddings(embeddings, _embed(session, pixels[None]), k, centre)[1][0]
-    own = Embedded(session, [(photo, pixels)])
+    found = nearest_embeddings(embeddings, _embed(session, own.pixels), k, centre)[1][0]
     for part in found.split(session.batch_size):
         batch = [photos[numbers[place]] for place in part.tolist()]
-        squares = [decoded(each, session.target.grid.image_size, session.resampling) for each in batch]
-        pairs = [(each, square) for each, square in zip(batch, squares, strict=True) if square is not None]
-        yield from compare_with(own, Embedded(session, pairs), centre)
+        yield from compare_with(own, Embedded(session, batch, session.decode(batch)), centre)
 
 
 class Embedded:
-    """Photos whose patches are embedded: what a comparison needs of them.
+    """Photos, what the model sees of them, uint8 (B, 3, S, S), and the vectors of their patches."""
 
-    Args:
-        session: the model, and an explainer with vectors, or one that is linear.
-        photos: the photos and their uint8 pixels, (3, S, S) each.
-    """
-
-    def __init__(self, session: Session, photos: Sequence[tuple[Photo, Tensor]]) -> None:
+    def __init__(self, session: Session, photos: Sequence[Photo], pixels: Tensor) -> None:
         self.session = session
         self.photos = photos
-        images = torch.stack([pixels for _, pixels in photos]).to(session.target.mean.device)
+        self.pixels = pixels
         with session.computing():
-            self.vectors = vectors_of(session.explainer, images)
+            self.vectors = vectors_of(session.explainer, pixels.to(session.target.mean.device))
 
 
 def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None) -> list[Comparison]:
-    """Compare photos with other ones, pair by pair; one photo is compared with all of the others."""
+    """Compare photos with other ones, pair by pair; a single one with all others."""
     session = first.session
     with session.computing():
         found = likeness_of_vectors(first.vectors, second.vectors, centre)
     count = len(found.similarity)
-    ones, others = (each.photos if len(each.photos) == count else [each.photos[0]] * count for each in (first, second))
+    ones, others = (
+        [(each.photos[row], each.pixels[row]) for row in (range(count) if len(each.photos) == count else [0] * count)]
+        for each in (first, second)
+    )
     check_scores(found.similarity, [photo.name for photo, _ in ones], "similarities", session.target.name)
     return [
         Comparison(
@@ -287,7 +264,7 @@ def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None
             other_pixels.clone(),
             photo.name,
             other.name,
-            _of_row(found, row),
+            _take_row(found, row),
             session.method,
             session.target.name,
             (photo.file, other.file),
@@ -301,17 +278,15 @@ def mean_embedding(session: Session, images: Images) -> Tensor:
     return _embeddings(session, photos_of(images))[0].mean(0)
 
 
-def read_image(session: Session, image: OneImage, setting: str) -> tuple[Photo, Tensor]:
-    """The photo that a caller means, and its uint8 pixels (3, S, S) for the model; an InputError for several."""
+def embed_image(session: Session, image: OneImage, setting: str) -> Embedded:
+    """The photo that a caller means; an InputError that names the setting for several."""
     if not is_single(image):
         raise InputError(f"expected one image in {setting}, got several: give one after the other")
-    (photo,) = photos_of(image)
-    pixels = decoded(photo, session.target.grid.image_size, session.resampling)
-    assert pixels is not None  # only files of folders are left out
-    return photo, pixels
+    photos = photos_of(image)
+    return Embedded(session, photos, session.decode(photos))
 
 
-def _of_row(found: Likeness, row: int) -> Likeness:
+def _take_row(found: Likeness, row: int) -> Likeness:
     """The likeness of one of several pairs of images, on the CPU."""
     one = slice(row, row + 1)
     parts = {name: getattr(found, name)[one].cpu().clone() for name in ("similarity", "pairs", "rest")}
@@ -334,8 +309,3 @@ def _embed(session: Session, pixels: Tensor) -> Tensor:
     target = session.target
     with session.computing():
         return target.embed(target.normalise(pixels.to(target.mean.device))).float().cpu()
-
-
-def _same(one: Photo, other: Photo) -> bool:
-    """Whether two photos are the same file."""
-    return one.file is not None and other.file is not None and one.file.resolve() == other.file.resolve()

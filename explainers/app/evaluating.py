@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from explainers import Explainer
 from explainers.app.choosing import Method, choose, passes_of
-from explainers.app.photos import Images, Photo, decoded_batches, photos_of
+from explainers.app.photos import Images, Photo, photos_of
 from explainers.app.session import Classes, Session
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.evaluation.evaluation import Evaluation, measure
@@ -75,7 +75,6 @@ def evaluate(
     else:
         built = _build_explainers(session, explainers)
     chance: Explainer = build("Chance", session.target, grid or session.target.grid)
-    photos = PhotoBatches(session, photos_of(images), batch_size, classes)
     settings = Evaluation(
         grid or session.target.grid,
         curves,
@@ -85,17 +84,34 @@ def evaluate(
         agreement=(),
         classes="predicted" if classes is None else "label",
     )
-    return measure_photos(session, {"Chance": chance} | built, photos, settings)
+    return measure_photos(session, {"Chance": chance} | built, photos_of(images), settings, batch_size, classes)
 
 
 def measure_photos(
-    session: Session, explainers: Mapping[str, Explainer], photos: "PhotoBatches", settings: Evaluation
+    session: Session,
+    explainers: Mapping[str, Explainer],
+    photos: Sequence[Photo],
+    settings: Evaluation,
+    batch_size: int,
+    classes: Classes = None,
 ) -> EvaluationResult:
-    """Measure explainers of the model of a session, see `measure`."""
-    photos.passes = sum(map(passes_of, explainers.values()))
-    photos.passes += len(explainers) * 2 * (settings.levels - 2)
-    numbers, scores = measure(session.target, explainers, photos, settings)
-    return EvaluationResult(numbers, scores.rows, photos.names, columns_of(settings.curves))
+    """Measure explainers of the model of a session, see `measure`; what interrupts it has a note how far it came."""
+    chosen = session.class_indices(classes, len(photos))
+    passes = sum(map(passes_of, explainers.values())) + len(explainers) * 2 * (settings.levels - 2)
+    names: list[str] = []
+
+    def batches() -> Iterator[dict[str, Tensor]]:
+        for batch, pixels, places in session.batches(photos, "measuring", batch_size, passes):
+            labels = [chosen[place] for place in places]
+            yield {"image": pixels} | ({} if None in labels else {"label": torch.tensor(labels)})
+            names.extend(photo.name for photo in batch)  # once they are measured
+
+    try:
+        numbers, scores = measure(session.target, explainers, batches(), settings)
+    except KeyboardInterrupt as stopped:
+        stopped.add_note(f"after {len(names)} of {len(photos)} images")
+        raise
+    return EvaluationResult(numbers, scores.rows, names, columns_of(settings.curves))
 
 
 def add_default_methods(session: Session) -> list[Session]:
@@ -120,31 +136,3 @@ def _build_explainers(session: Session, explainers: Mapping[str, Method] | Seque
             raise InputError(f"explainers= has {label} twice: give a dictionary with two names")
         built[label] = explainer
     return built
-
-
-class PhotoBatches:
-    """Batches of photos as the model sees them, for `measure`, with the `names` of those that were measured.
-
-    Args:
-        session: the model.
-        photos: see `photos_of`.
-        batch_size: number of photos in a batch.
-        classes: see `evaluate`.
-    """
-
-    def __init__(self, session: Session, photos: Sequence[Photo], batch_size: int, classes: Classes = None) -> None:
-        self.session = session
-        self.photos = photos
-        self.batch_size = batch_size
-        self.classes = session.class_indices(classes, len(photos))
-        self.passes = 1
-        self.names: list[str] = []
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        size = self.session.target.grid.image_size
-        reading = (size, self.session.resampling, self.batch_size, "measuring", self.passes)
-        for photos, pixels, numbers in decoded_batches(self.photos, *reading):
-            classes = [self.classes[number] for number in numbers]
-            label = {} if None in classes else {"label": torch.tensor(classes)}
-            yield {"image": pixels} | label
-            self.names += [photo.name for photo in photos]  # once they are measured

@@ -1,34 +1,29 @@
-"""`explainers explain`, `explainers nearest` and `explainers serve`."""
+"""`explainers explain`, `explainers nearest` and `explainers serve`; no picture replaces an image that is explained."""
 
+import os
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
-import torch
-from torch import nn
-
-from explainers.app.choosing import CHEAP, Method, passes_of
-from explainers.app.command import DEFAULT_MODEL, in_one_line
-from explainers.app.comparing import Comparison, Embedded, compare_with, mean_embedding, read_image, stream_nearest
+from explainers.app.choosing import CHEAP, passes_of
+from explainers.app.command import in_one_line
+from explainers.app.comparing import Comparison, Embedded, compare_with, embed_image, mean_embedding, stream_nearest
 from explainers.app.explanation import Explanation, picture_name
-from explainers.app.passes import announce_passes, set_passes
-from explainers.app.photos import read_photos
-from explainers.app.picture_files import Picture, check_writable, found_images, planned
+from explainers.app.options import announce_passes, class_of, device_of, model_and_methods, sessions_of
+from explainers.app.photos import photos_of
 from explainers.app.session import Session
 from explainers.errors import InputError
-from explainers.models import TargetModel
-from explainers.models.fetching import timm_model
-from explainers.models.names import class_index
-from explainers.posthoc.defaults import Purpose
+from explainers.images.listing import endings, list_images
 from explainers.posthoc.names import labelled
 from explainers.runtime.progress import progress_of_passes
 from explainers.saved.files import printable
-from explainers.share import load
 
 Drawn = Explanation | Comparison
+Draw = Callable[[Sequence[Path]], Sequence[Sequence[Drawn]]]
+"""A function of the files of a batch: what is drawn of each image."""
 
 
 def explain(options: Namespace) -> int:
@@ -38,38 +33,36 @@ def explain(options: Namespace) -> int:
         1 if an image could not be explained, else 0.
     """
     wanted = options.texts or options.classes or [options.similar_to and f"like {Path(options.similar_to).stem}"]
-    found = found_images(options.images, len(wanted) * len(labelled(options.method)), options.output)
+    names = find_images(options.images, len(wanted) * len(labelled(options.method)), options.output)
+    images = list(names)
     sessions = sessions_of(options)
-    planned_pictures = planned(found, [session.method for session in sessions], wanted, options.output)
-    pictures = {image: list(group) for image, group in groupby(planned_pictures, lambda picture: picture.image)}
-    announce_passes(sessions, len(found) * len(wanted))
-    draw = comparer(sessions[0], options) if options.similar_to else explainer_of(sessions, options)
+    pictures = plan_pictures(names, [session.method for session in sessions], wanted, options.output)
+    announce_passes(sessions, len(images) * len(wanted))
+    draw = make_comparer(sessions[0], options) if options.similar_to else make_explainer(sessions, options)
     size = min(1 if passes_of(each.explainer) > CHEAP else each.batch_size for each in sessions)
     failures = written = 0
     try:
-        for start in range(0, len(found), size):
-            for image, drawn in each_image(list(found)[start : start + size], draw):
-                of_image = pictures[image]
+        for start in range(0, len(images), size):
+            for image, drawn in draw_images(images[start : start + size], draw):
+                name = names[image].as_posix()
                 if isinstance(drawn, InputError):
                     failures += 1
                     reason = str(drawn).removeprefix(f"{image}: ")
-                    print(f"explainers: {in_one_line(f'{of_image[0].name}: {reason}')}", file=sys.stderr, flush=True)
+                    print(f"explainers: {in_one_line(f'{name}: {reason}')}", file=sys.stderr, flush=True)
                     continue
-                for picture, each in zip(of_image, drawn, strict=True):
-                    each.save(picture.file)
+                for file, each in zip(pictures[image], drawn, strict=True):
+                    each.save(file)
                     written += 1
-                    print(line_of(picture, each), flush=True)
+                    print(describe(each, name, file), flush=True)
     except KeyboardInterrupt as stopped:
-        stopped.add_note(f"after {written} of {len(planned_pictures)} pictures")
+        stopped.add_note(f"after {written} of {sum(map(len, pictures.values()))} pictures")
         raise
     if written:
-        print(f"Next: click through all classes, and hide patches by hand: {serving(options)}")
+        print(f"Next: click through all classes, and hide patches by hand: {command_to_serve(options)}")
     return 1 if failures else 0
 
 
-def each_image(
-    images: Sequence[Path], draw: Callable[[Sequence[Path]], Sequence[Sequence[Drawn]]]
-) -> Iterator[tuple[Path, Sequence[Drawn] | InputError]]:
+def draw_images(images: Sequence[Path], draw: Draw) -> Iterator[tuple[Path, Sequence[Drawn] | InputError]]:
     """Explain a batch, and yield what is drawn of each image, or what is wrong with it.
 
     If a batch cannot be explained, its images are explained one by one.
@@ -81,18 +74,19 @@ def each_image(
             yield images[0], error
             return
         for image in images:
-            yield from each_image([image], draw)
+            yield from draw_images([image], draw)
         return
     yield from zip(images, drawn, strict=True)
 
 
-def explainer_of(sessions: Sequence[Session], options: Namespace) -> Callable[[Sequence[Path]], list[list[Drawn]]]:
-    """A function of a batch of images: the explanations of each, by each method, of all classes or texts wanted."""
+def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
+    """A function that explains all wanted classes or texts of images, by each method."""
     indices: list[int | None] = [class_of(sessions[0], wanted) for wanted in options.classes or ()]
     indices = indices or ([*range(len(options.texts))] if options.texts else [None])
 
-    def explain_batch(images: Sequence[Path]) -> list[list[Drawn]]:
-        photos, pixels = read_photos(images, sessions[0].target.grid.image_size, sessions[0].resampling)
+    def draw(images: Sequence[Path]) -> list[list[Drawn]]:
+        photos = photos_of(images)
+        pixels = sessions[0].decode(photos)
         of_images: list[list[Drawn]] = [[] for _ in images]
         for session in sessions:
             name = photos[0].name if len(images) == 1 else f"{len(images)} images"
@@ -105,107 +99,41 @@ def explainer_of(sessions: Sequence[Session], options: Namespace) -> Callable[[S
                     of_image.append(explanation)
         return of_images
 
-    return explain_batch
+    return draw
 
 
-def comparer(session: Session, options: Namespace) -> Callable[[Sequence[Path]], list[list[Drawn]]]:
-    """A function of a batch of images: the comparison of each with another image, which is embedded once."""
+def make_comparer(session: Session, options: Namespace) -> Draw:
+    """A function that compares images with another one, which is embedded once."""
     centre = mean_embedding(session, options.against) if options.against else None
-    other = Embedded(session, [read_image(session, options.similar_to, "other")])
+    other = embed_image(session, options.similar_to, "other")
 
-    def compare_batch(images: Sequence[Path]) -> list[list[Drawn]]:
-        photos, pixels = read_photos(images, session.target.grid.image_size, session.resampling)
-        return [
-            [each] for each in compare_with(Embedded(session, list(zip(photos, pixels, strict=True))), other, centre)
-        ]
+    def draw(images: Sequence[Path]) -> list[list[Drawn]]:
+        photos = photos_of(images)
+        return [[each] for each in compare_with(Embedded(session, photos, session.decode(photos)), other, centre)]
 
-    return compare_batch
+    return draw
 
 
-def line_of(picture: Picture, drawn: Drawn) -> str:
-    """The line that is printed about a picture."""
+def describe(drawn: Drawn, name: str, file: Path) -> str:
+    """The line that is printed about the picture of an image."""
     if isinstance(drawn, Comparison):
-        return compared_line(drawn, picture.name, picture.file)
+        return printable(f"{name}: {drawn.similarity:.2f} like {drawn.other_name} by {drawn.method} -> {file}")
     listed = ", ".join(f"{each.name} {each.score:.2f}" for each in drawn.classes)
     kind = drawn.quantity if drawn.kind == "text" else f"top {len(drawn.classes)}"
-    return printable(f"{picture.name}: {drawn.title} by {drawn.method} -> {picture.file} ({kind}: {listed})")
+    return printable(f"{name}: {drawn.title} by {drawn.method} -> {file} ({kind}: {listed})")
 
 
-def compared_line(comparison: Comparison, name: str, file: Path) -> str:
-    """The line that is printed about the picture of a comparison."""
-    likeness = f"{comparison.similarity:.2f} like {comparison.other_name}"
-    return printable(f"{name}: {likeness} by {comparison.method} -> {file}")
-
-
-def nearest(options: Namespace) -> int:
+def nearest(options: Namespace) -> None:
     """Find the images of a folder that are most like an image; write a picture and print a line for each."""
     check_writable(options.output)
-    session = session_of(options)
-    for number, comparison in enumerate(stream_nearest(session, options.image, options.folder, options.k), 1):
-        file = options.output / picture_name(options.image, comparison.method, f"nearest {number}")
-        comparison.save(file)
-        print(f"{number}. {compared_line(comparison, comparison.name, file)}", flush=True)
-    return 0
-
-
-def class_of(session: Session, wanted: str) -> int:
-    """The index of a class that a user named, or gave the number of."""
-    number = wanted.isdecimal() and wanted not in session.names
-    return class_index(int(wanted) if number else wanted, session.names, "--class")
-
-
-def session_of(options: Namespace) -> Session:
-    """The model and the one explainer that the options name."""
     sessions = sessions_of(options)
     if len(sessions) > 1:
         listed = ", ".join(session.method for session in sessions)
         raise InputError(f"expected one method in --method, got {listed}: leave out all but one")
-    return sessions[0]
-
-
-def sessions_of(options: Namespace) -> list[Session]:
-    """The model with each of the explainers that the options name. What the model does not have is told at once."""
-    texts = getattr(options, "texts", None)
-    if not (texts or getattr(options, "similar_to", None)) and getattr(options, "against", None):
-        raise InputError("expected --text or --similar-to beside --against, got --against alone: name one")
-    model, weights, methods = model_and_methods(options)
-    compares = getattr(options, "similar_to", None) or hasattr(options, "k")
-    purpose: Purpose = "likeness" if compares else "texts" if texts else "classes"
-    batch_size = getattr(options, "batch_size", None)
-    first = Session(model, methods[0], weights, device_of(options), purpose=purpose, batch_size=batch_size)
-    if texts:
-        first.text_head.embed([*texts, *(options.against or ())])
-    for wanted in getattr(options, "classes", None) or ():
-        class_of(first, wanted)
-    sessions = [first, *(first.with_method(method, purpose) for method in methods[1:])]
-    if getattr(options, "passes", None):
-        set_passes(sessions, options.passes)
-    return sessions
-
-
-def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, list[Method]]:
-    """The model, the file of its weights, and the methods, as `Session` takes them.
-
-    The model of a trained explainer is the one that it was trained for, unless another is named.
-    """
-    folder = getattr(options, "explainer", None)
-    if folder is not None and options.model is None:
-        if options.weights or options.head:
-            raise InputError("expected --model beside --weights or --head, got --explainer alone: name the model")
-        explainer = load(folder)
-        return explainer.target, None, [explainer]
-    given = labelled(getattr(options, "method", ["auto"])).values()
-    methods: list[Method] = [{name: chosen} if chosen else name for name, chosen in given]
-    methods = methods if folder is None else [Path(folder)]
-    model = DEFAULT_MODEL if options.model is None else options.model
-    if options.head is None:
-        return model, options.weights, methods
-    return TargetModel(timm_model(model, options.weights), head=options.head).eval(), None, methods
-
-
-def device_of(options: Namespace) -> str | None:
-    """The device that the options name; otherwise a GPU, if there is one."""
-    return options.device or ("cuda" if torch.cuda.is_available() else None)
+    for number, found in enumerate(stream_nearest(sessions[0], options.image, options.folder, options.k), 1):
+        file = options.output / picture_name(options.image, found.method, f"nearest {number}")
+        found.save(file)
+        print(f"{number}. {describe(found, found.name, file)}", flush=True)
 
 
 def serve(options: Namespace) -> None:
@@ -227,10 +155,87 @@ def serve(options: Namespace) -> None:
     )
 
 
-def serving(options: Namespace) -> str:
+def command_to_serve(options: Namespace) -> str:
     """The command that serves the page for the same model and explainer."""
     chosen = {name: getattr(options, name) for name in ("model", "weights", "head", "explainer")}
     method = next(iter(labelled(options.method)))
     chosen["method"] = None if method == "auto" else method
     words = [word for name, value in chosen.items() if value for word in (f"--{name}", value)]
     return shlex.join(["explainers", "serve", *words])
+
+
+def find_images(images: Sequence[str], pictures: int, output: Path) -> dict[Path, Path]:
+    """Find image files: each → its name below its folder. Nothing is computed before it is known that all is well.
+
+    An InputError is raised for images that do not exist, for an `output` that cannot be written to, or is a file for
+    several `pictures` of each image, or would replace an image. Pictures that it holds already are left out.
+    """
+    single = is_picture_file(output)
+    folder = output.parent if single else output
+    found = dict(_list_files(images, folder))
+    count = len(found) * pictures
+    if single and count > 1:
+        raise InputError(f"expected a folder for {count} pictures, got --output {output}: leave out {output.suffix}")
+    if single and real_path(output) in found:
+        raise InputError(f"expected another file than the image itself, got --output {output}: rename it")
+    check_writable(folder)
+    return found
+
+
+def plan_pictures(
+    names: Mapping[Path, Path], methods: Sequence[str], explained: Sequence[str | None], output: Path
+) -> dict[Path, list[Path]]:
+    """The files of the pictures of each image: one for each method, and class or text, which their names say.
+
+    No two are the same, and none is an image. `names` is that of `find_images`; a class of `None` is the predicted one.
+    """
+    if is_picture_file(output):
+        return {image: [output] for image in names}
+    pictures: dict[Path, list[Path]] = {image: [] for image in names}
+    taken = set(names)
+    for image, name in names.items():
+        for method, each in product(methods, explained):
+            plain = file = output / name.parent / picture_name(name.name, method, each)
+            number = 1
+            while real_path(file) in taken:
+                number += 1
+                file = plain.with_name(f"{plain.stem}_{number}{plain.suffix}")
+            taken.add(real_path(file))
+            pictures[image].append(file)
+    return pictures
+
+
+def is_picture_file(output: Path) -> bool:
+    """Whether an output is a file for one picture, not a folder."""
+    return output.suffix.lower() in endings() and not output.is_dir()
+
+
+def _list_files(images: Sequence[str], output: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield each image file, and its name below its folder; without pictures that were written to `output` before."""
+    for given in images:
+        folder = Path(os.path.expanduser(given))
+        if not folder.is_dir():
+            photos_of(given)  # says what is wrong with it
+            yield real_path(folder), Path(folder.name)
+            continue
+        (files,) = list_images([folder])
+        if not real_path(folder).is_relative_to(real_path(output)):
+            files = [file for file in files if not real_path(file).is_relative_to(real_path(output))]
+        if not files:
+            raise InputError(f"expected images below {folder}, got none: give another folder")
+        yield from ((real_path(file), file.relative_to(folder)) for file in files)
+
+
+def real_path(file: Path) -> Path:
+    """The path without links; `Path.resolve` raises an error for a loop of links."""
+    return Path(os.path.realpath(file))
+
+
+def check_writable(folder: Path) -> None:
+    """Create a folder, and raise an InputError if it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"expected a folder for pictures, got {folder}: {error.strerror}; give --output") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"expected a folder that can be written to, got {folder}: give another --output")

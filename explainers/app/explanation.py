@@ -122,7 +122,7 @@ class Explanation:
         self.picture().show()
 
     def save(self, path: str | Path = ".", **drawing: Any) -> Path:
-        """Write the picture to an image file, whole or not at all. Missing folders are made.
+        """Write the picture, with the arguments of `picture`, to an image file; see `save_picture`.
 
         Args:
             path: the file, whose ending chooses the format, such as `.png`; or a folder, in which the file is named
@@ -131,9 +131,6 @@ class Explanation:
 
         Returns:
             The file.
-
-        Raises:
-            InputError: for an ending that Pillow does not write, or for the image's own file.
         """
         name = picture_name(self.name, self.method, self.explained.name)
         return save_picture(lambda: self.picture(**drawing), path, name, [self.file])
@@ -151,7 +148,7 @@ class Explanation:
         )
 
     def __copy__(self) -> "Explanation":
-        return replace(self)
+        return replace(self)  # with the model, unlike what a file holds
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Explanation":
         """Copy the tensors; the model is shared."""
@@ -166,17 +163,21 @@ class Explanation:
         return ExplainedClass(index, self.names[index], self.scores[index].item())
 
 
+def summarise(against: Sequence[str] | None) -> str:
+    """What texts are told apart from, for titles.
+
+    >>> summarise(["a dog"]), summarise(["a dog", "a bird"]), summarise(None)
+    ('a dog', '2 texts', '')
+    """
+    return "" if against is None else against[0] if len(against) == 1 else f"{len(against)} texts"
+
+
 def _without_model(*arguments: Any) -> Tensor:
     raise InputError("of(...) of an explanation from a file has no model: explain the image again")
 
 
 def picture_name(image: str, method: str, explained: str | None = None) -> str:
-    """The name of a picture's file: each method and each class has its own.
-
-    Args:
-        image: name of the image, whose ending is left out.
-        method: what computed the heatmap.
-        explained: the class or text; `None` to leave it out.
+    """The name of a picture's file: each method, and each class or text, has its own.
 
     >>> picture_name("photo.jpg", "GAE"), picture_name("photo.jpg", "GAE", "tiger cat")
     ('photo_GAE.png', 'photo_GAE_tiger_cat.png')
@@ -188,13 +189,13 @@ def picture_name(image: str, method: str, explained: str | None = None) -> str:
 def save_picture(
     draw: Callable[[], Image.Image], path: str | Path, name: str, explained: Sequence[Path | None]
 ) -> Path:
-    """Write a picture to an image file, whole or not at all. Missing folders are made.
+    """Write a picture to an image file, whole or not at all; missing folders are made.
 
     Args:
         draw: draws the picture, once the path is known to be good.
-        path: the file, whose ending chooses the format, such as `.png`; or a folder.
+        path: the file, whose ending chooses the format, such as `.png`; or a folder, in which it gets the `name`.
         name: the file's name in a folder.
-        explained: files of the explained images, which are never replaced; `None` for images without a file.
+        explained: files of the explained images, if they have one.
 
     Raises:
         InputError: for an ending that Pillow does not write, or for the file of an explained image.

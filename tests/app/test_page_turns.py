@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from explainers.app.choosing import passes_of
-from explainers.app.page.asking import Images, replies
+from explainers.app.page.api import Api, server_functions
+from explainers.app.page.images import ImageStore
 from explainers.app.page.turns import LEFT, Turns, VisitorLeft
-from explainers.app.page.visits import Visits
 from explainers.app.session import Session
 from explainers.posthoc import build
 from explainers.posthoc.names import built_for
@@ -105,9 +105,9 @@ class Request:
 def test_visitors_who_leave_end_their_computations(target):
     pytest.importorskip("gradio")
     session = Session(target, "Chance")
-    images = Images(session, {"Slow": Slow(session.target)}, Visits())
-    key = images.open_image({})["key"]
-    heatmap = next(reply for reply in replies(images) if reply.__name__ == "heatmap")
+    api = Api(session, {"Slow": Slow(session.target)}, ImageStore())
+    key = api.open_image({})["key"]
+    heatmap = next(reply for reply in server_functions(api) if reply.__name__ == "heatmap")
     answers = {}
 
     async def ask(name, method, leaves_after):

@@ -12,7 +12,7 @@ from toys import VECTORS
 import explainers
 from explainers import posthoc
 from explainers.anyhead import AnyHead
-from explainers.app import choosing, texts
+from explainers.app import choosing, model
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -77,13 +77,7 @@ def test_the_best_text_is_explained_and_all_are_listed(target, head, anyhead, me
 
 
 @pytest.mark.parametrize("method", ["AnyHead", "GAE"])
-def test_any_further_text_is_explained_without_a_pass_where_the_explainer_has_vectors(
-    target,
-    head,
-    anyhead,
-    passes,
-    method,
-):
+def test_any_further_text_takes_a_pass_unless_the_explainer_has_vectors(target, head, anyhead, passes, method):
     explainer = anyhead if method == "AnyHead" else method
     explanation = explainers.explain(IMAGE, target, method=explainer, text="a cat", text_head=head)
     expected = explainers.explain(IMAGE, target, method=explainer, text=["a cat", "a dog"], text_head=head)
@@ -110,7 +104,7 @@ def test_a_clip_of_timm_with_its_text_tower(monkeypatch):
     clip()
     tower = image_tower()
     head = clip_text_head(tower, "tiny-quickgelu", "")
-    monkeypatch.setattr(texts, "clip_text_head", lambda target: head)
+    monkeypatch.setattr(model, "clip_text_head", lambda target: head)
     explanation = explainers.explain(IMAGE, tower, text=["a cat", "a dog"])
     with torch.no_grad():
         expected = head(tower.embed(tower.normalise(explanation.image[None])), ["a cat", "a dog"])
@@ -118,15 +112,9 @@ def test_a_clip_of_timm_with_its_text_tower(monkeypatch):
     assert explanation.method == "DirectPaths" and explanation.heatmap.shape == (4, 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "label"),
-    [
-        ("vit_tiny_patch16_224", {"num_classes": 0}, "DirectPaths"),
-        ("test_resnet", {"num_classes": 0}, "CAM"),
-    ],
-)
-def test_auto_takes_a_method_that_explains_texts(name, settings, label):
-    model = timm_model(name, as_target=True, **settings)
+@pytest.mark.parametrize(("name", "label"), [("vit_tiny_patch16_224", "DirectPaths"), ("test_resnet", "CAM")])
+def test_auto_takes_a_method_that_explains_texts(name, label):
+    model = timm_model(name, as_target=True, num_classes=0)
     wide = TextHead(encode, torch.randn(24, model.embed_dim))
     explanation = explainers.explain(IMAGE, model, text="a cat", text_head=wide)
     assert explanation.method == label and explanation.heatmap.dim() == 2
@@ -143,18 +131,13 @@ def test_the_head_of_the_caller_stays_where_it_was(target, head):
     ("given", "message"),
     [
         ({"text": ""}, "^expected texts that are not empty, such as 'a photo of a cat', got ''$"),
-        ({"text": []}, "^expected texts that are not empty, .* got none$"),
-        ({"text": [3]}, "^expected texts that are not empty, .* got 3$"),
         ({"against": " "}, "^expected texts that are not empty, .* got ' '$"),
         ({"against": "a cat"}, "^expected other texts to compare each text with, got the same text alone$"),
         ({"text": None, "against": "a dog", "text_head": None}, "^against= needs text=$"),
         ({"text": None}, "^text_head= needs text=$"),
         ({"classes": 1}, "^classes= and text= exclude each other: leave out one of them$"),
         ({"method": "RISE"}, "^expected an explainer of any functional .* got RISE, .* take AnyHead, or a method"),
-        (
-            {"text_head": None},
-            "^expected an image tower of CLIP or SigLIP for texts, got vit_tiny_patch16_224: ",
-        ),
+        ({"text_head": None}, "^expected an image tower of CLIP or SigLIP for texts, got vit_tiny_patch16_224: "),
         ({"text_head": encode}, "^expected text_head as a TextHead, got function: see explainers.text$"),
     ],
 )

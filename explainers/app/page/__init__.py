@@ -1,6 +1,5 @@
-"""A page in the browser that explains images: `explainers serve`, and the same page as a Hugging Face Space."""
+"""A page in the browser that explains images: `explainers serve`."""
 
-from explainers.app.page.layout import build_page
-from explainers.app.page.serving import serve
+from explainers.app.page.serving import build_page, serve
 
 __all__ = ["build_page", "serve"]

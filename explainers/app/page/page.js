@@ -13,7 +13,7 @@ async function call(name, question) {
   return reply ?? { error: "The server does not answer: is it still running?" };
 }
 
-/** Ask one of the functions of answers.py about the opened image; an error is shown, and nothing returned. */
+/** Ask one of the views of views.py about the opened image; an error is shown, and nothing returned. */
 async function ask(name, question) {
   const opened = view;
   const reply = await call(name, { key: opened.key, ...question });

@@ -1,17 +1,47 @@
-"""Starts the page."""
+"""The page in Gradio: one component, drawn by this room's HTML, CSS and JavaScript, and the functions that it asks."""
 
+import base64
+import os
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from explainers.app.choosing import passes_of
+from explainers.app.page.api import EXAMPLE, LARGEST_FILE, Api, read_page_file, server_functions
 from explainers.app.page.guard import Guard
-from explainers.app.page.layout import build_page, import_gradio
+from explainers.app.page.images import ImageStore
+from explainers.app.page.turns import MANY_PASSES
+from explainers.app.page.views import COLOURS, GREY, MOST_METHODS
 from explainers.app.session import Session
-from explainers.errors import InputError, check_range
+from explainers.errors import InputError, check_range, needs
+from explainers.posthoc import build
+from explainers.posthoc.names import built_for
 from explainers.text import TextHead
+
+HINT = "Drop an image, and see which parts support each class."
+TEXT_HINT = "Drop an image, type a text, and see which parts support it."
+SCRIPTS = ("canvas.js", "hiding.js", "alike.js", "texts.js", "choices.js", "page.js")
+SUMS = ("AttnLRP-PLUS", "DecompX-PLUS", "DecompX-SkipPLUS")
+"""Sums over layers that are offered where their method is."""
+
+MOST_PASSES = 5000
+"""Forward passes above which a method is left out."""
+
+CLOSED = ("GRADIO_ANALYTICS_ENABLED", "GRADIO_RUN_HISTORY")
+"""Environment variables of what Gradio does by default: it reports to its makers, and lends visitors who come by this
+machine's own address the Hugging Face token of whoever started it, to store what they did."""
 
 EVERYWHERE = ("0.0.0.0", "::")
 FONTS: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 """Fonts of the system: Gradio's own ones are loaded from Google."""
+
+
+def import_gradio() -> Any:
+    """Import Gradio, which takes seconds; an InputError if it is not installed."""
+    os.environ.update(dict.fromkeys(CLOSED, "False"))
+    needs("gradio", "app", "explainers serve")
+    return import_module("gradio")
 
 
 def serve(
@@ -77,3 +107,53 @@ def serve(
     if block:
         page.block_thread()
     return page
+
+
+def build_page(session: Session) -> Any:
+    """Build the page, a `gradio.Blocks`, for one model; see `serve`, which starts it."""
+    gradio = import_gradio()
+    if session.takes_texts:
+        session.text_head.embed("a photo")  # loads the text tower
+    explainers = other_methods(session)
+    name = session.target.name
+    with gradio.Blocks(title=f"Explain {name}", analytics_enabled=False) as page:
+        gradio.HTML(
+            html_template=read_page_text("page.html"),
+            css_template=read_page_text("page.css"),
+            js_on_load="\n".join(map(read_page_text, SCRIPTS)),
+            server_functions=server_functions(Api(session, explainers, ImageStore())),
+            apply_default_css=False,
+            heading=f"What does {name} see?",
+            hint=TEXT_HINT if session.takes_texts else HINT,
+            example=f"data:image/jpeg;base64,{base64.b64encode(read_page_file(EXAMPLE)).decode()}",
+            largest=LARGEST_FILE,
+            classes=list(session.names),
+            methods=[session.method],
+            explainers=list_methods({session.method: session.explainer, **explainers}),
+            most=MOST_METHODS,
+            colours=list(COLOURS),
+            grey=GREY,
+        )
+    return page
+
+
+def other_methods(session: Session) -> dict[str, Any]:
+    """All methods that the session's model can have besides its own one, by their names."""
+    target = session.target
+    methods = built_for(target)
+    methods |= {name: build(name, target, target.grid) for name in SUMS if name.partition("-")[0] in methods}
+    others = sorted(methods.keys() - {session.method, "Chance"})
+    return {name: methods[name] for name in others if passes_of(methods[name]) <= MOST_PASSES}
+
+
+def list_methods(methods: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The methods as they are listed: name, and a note on slow ones."""
+    return [
+        (name, f"{passes_of(method)} passes" if passes_of(method) > MANY_PASSES else "")
+        for name, method in sorted(methods.items())
+    ]
+
+
+def read_page_text(name: str) -> str:
+    """A text file of this room."""
+    return read_page_file(name).decode()

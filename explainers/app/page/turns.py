@@ -48,10 +48,6 @@ class Turns:
 
         Methods change modules of the model while they compute. A copy has its own modules, so that it can wait between
         any two of them while others use the model; it shares the weights.
-
-        Args:
-            explainer: explains `target`.
-            target: the model.
         """
         if passes_of(explainer) <= MANY_PASSES:
             with self.turn():

@@ -1,17 +1,18 @@
-"""What is made ready before heatmaps are computed: the model, and batches of images on its device."""
+"""Batches of images on the model's device: scores and heatmaps of classes or texts, which are checked."""
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from explainers import Explainer, PreparedExplainer, VectorExplainer
 from explainers.errors import InputError
-from explainers.models import TargetModel, as_target
+from explainers.models import TargetModel
+from explainers.report.overlays import is_constant
 from explainers.text import TextHead
 from explainers.text.explaining import check_explains_functionals
 
@@ -112,41 +113,29 @@ class PreparedTexts:
         return scores[:, 0].unflatten(-1, (self.explainer.grid.side, -1)).cpu()
 
 
-def prepare_model(
-    model: str | nn.Module, weights: str | Path | None = None, device: str | torch.device | None = None
-) -> TargetModel:
-    """Build the model to explain, with the arguments of `Session`; the caller's stays as it is.
-
-    Returns:
-        The model, in eval mode, whose weights need no gradients. A `TargetModel` shares its weights with the caller's.
-
-    Raises:
-        InputError: for a model of grey images, and a device that this machine does not have.
-    """
-    target = as_target(model, weights)
-    target = share_weights(target) if target is model else target
-    if device is None and isinstance(model, str) and torch.cuda.is_available():
-        device = "cuda"
-    convolutions = (layer for layer in target.backbone.modules() if isinstance(layer, torch.nn.Conv2d))
-    channels = next((layer.in_channels for layer in convolutions), 3)
-    if channels % 3:  # some models divide images into blocks of pixels first
-        raise InputError(f"expected a model of images of 3 channels, got {target.name} of {channels}")
-    if device is not None:
-        try:
-            target = target.to(device)
-        except (RuntimeError, AssertionError) as error:  # an unknown device, or none of its kind
-            reason = str(error).partition("\n")[0][:80]
-            raise InputError(f"expected a device such as cpu or cuda, got {device}: {reason}") from error
-    return target.eval().requires_grad_(False)
+def check_scores(scores: Tensor, names: Sequence[str], kind: str, model: str) -> None:
+    """Raise an InputError that names the first image whose scores, (B, ...), are not finite."""
+    for row, name in zip(scores, names, strict=True):
+        if not row.isfinite().all():
+            raise InputError(
+                f"expected finite {kind} of {model} for {name}, got NaN or infinity: check its weights, and compute in"
+                " float32 without autocast"
+            )
 
 
-def share_weights(target: TargetModel) -> TargetModel:
-    """A model with modules of its own, whose mode and hooks can change, and with the tensors of another one.
-
-    Weights that were made inside `torch.inference_mode`, which autograd refuses, are copied.
-    """
-    if any(weight.is_inference() for weight in [*target.parameters(), *target.buffers()]):
-        return target.copied()
-    shared: dict[int, Any] = {id(weight): nn.Parameter(weight.detach(), False) for weight in target.parameters()}
-    shared |= {id(buffer): buffer.detach() for buffer in target.buffers()}
-    return copy.deepcopy(target, shared)
+def check_heatmaps(heatmaps: Tensor, names: Sequence[str], method: str) -> None:
+    """Raise an InputError for heatmaps (B, P, P) that are not finite; warn of those that are constant."""
+    for heatmap, name in zip(heatmaps, names, strict=True):
+        if not heatmap.isfinite().all():
+            raise InputError(
+                f"expected a finite heatmap of {name}, got NaN or infinity from {method}: take another method, and"
+                " compute in float32 without autocast"
+            )
+    equal = [name for name, same in zip(names, is_constant(heatmaps).tolist(), strict=True) if same]
+    if equal and heatmaps[0].numel() > 1:
+        shown = ", ".join(equal[:3]) + f" and {len(equal) - 3} more images" * (len(equal) > 3)
+        warnings.warn(
+            f"{method} gives every patch of {shown} the same score: the heatmap tells nothing; take another method, or"
+            " another class",
+            stacklevel=2,
+        )

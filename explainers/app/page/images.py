@@ -1,7 +1,12 @@
-"""An image that somebody looks at: its heatmaps, and what the model says when patches are hidden."""
+"""The images that visitors have opened: their heatmaps, and what the model says when patches are hidden."""
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -9,10 +14,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from explainers import Explainer, PreparedExplainer
+from explainers import Explainer
+from explainers.app.batches import PreparedClasses, PreparedTexts
 from explainers.app.choosing import passes_of
 from explainers.app.page.turns import MANY_PASSES, Turns
-from explainers.app.prepared import PreparedTexts
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, checks_choices
 from explainers.images.decoding import middle_square
@@ -53,6 +58,9 @@ TOP = 5
 REMEMBERED = 4_000_000
 """Largest number of values in the embeddings of masked copies of an image that are kept."""
 
+BUDGET = 128 * 2**20
+"""Memory of the opened images, in bytes."""
+
 
 class Text(NamedTuple):
     """A text, and the others that it is told apart from, if any."""
@@ -65,12 +73,12 @@ Index = int | Text
 """What is explained: a class, by its index, or a text."""
 
 
-class Shown:
+class OpenedImage:
     """One image, as the model sees it. What was computed once is kept: heatmaps, and embeddings of masked images.
 
     Args:
         session: the model, and the explainer that the page starts with.
-        image: the image, upright RGB; it is not kept.
+        image: upright RGB; it is not kept.
         name: name of its file.
         explainers: the other methods by their names; all visitors share them.
         turns: who may use the model.
@@ -95,14 +103,13 @@ class Shown:
                 self.probabilities = self.target(self.image).float().softmax(-1)[0].cpu()
         self._heatmaps: dict[tuple[str, Index], Tensor] = {}
         self._embeddings: dict[bytes, Tensor] = {}
-        self._texts: dict[str, PreparedTexts] = {}
-        self._prepared: dict[str, Callable[[Tensor], Tensor]] = {}
+        self._prepared: dict[tuple[str, bool], PreparedClasses | PreparedTexts] = {}
 
     @property
     def size(self) -> int:
         """Memory that this image takes, in bytes."""
         tensors = [self.image, *self._heatmaps.copy().values(), *self._embeddings.copy().values()]
-        vectors = 4 * self.grid.num_patches * self.target.embed_dim * (len(self._texts) + len(self._prepared))
+        vectors = 4 * self.grid.num_patches * self.target.embed_dim * len(self._prepared)
         return sum(tensor.nbytes for tensor in tensors) + vectors + 3 * self.picture.width * self.picture.height
 
     @property
@@ -111,12 +118,9 @@ class Shown:
         if self.probabilities is None:
             return []
         most = self.probabilities.topk(min(TOP, len(self.probabilities)))
-        return [
-            (index, self.session.names[index], value)
-            for index, value in zip(most.indices.tolist(), most.values.tolist(), strict=True)
-        ]
+        return [(index, self.session.names[index], self.score(index)) for index in most.indices.tolist()]
 
-    def checked(self, index: Any, against: Sequence[str] = ()) -> Index:
+    def parse_index(self, index: Any, against: Sequence[str] = ()) -> Index:
         """The class, or text, that a browser asks for; an InputError if there is none, or it is empty."""
         if isinstance(index, str) and self.session.takes_texts:
             check_range(0, MOST_TEXTS, texts=len(against))
@@ -138,19 +142,11 @@ class Shown:
         return self.scores(index, [[]])[0]
 
     def heatmap(self, method: str, index: Index) -> Tensor:
-        """The heatmap (P, P) of a class or text by a method.
-
-        Args:
-            method: the session's own method, which may know all classes already, or one of `posthoc`.
-            index: see `Index`.
-        """
+        """The heatmap (P, P) of a class or text by one of the `explainers`."""
         key = method, index
         if key not in self._heatmaps:
-            with self.turns.turn_of(self.explainers[method], self.target) as explainer:
-                heatmap = self._explained(method, explainer, index).detach().float().cpu()
-            if heatmap.dim() != 2:
-                raise InputError(f"expected heatmaps (B, P, P) from {method}, got {[1, *heatmap.shape]}")
-            self._heatmaps[key] = heatmap
+            with self.turns.turn_of(self.explainers[method], self.target) as explainer, torch.no_grad():
+                self._heatmaps[key] = self._explain(method, explainer, index)
         return self._heatmaps[key]
 
     def signed(self, method: str) -> bool | None:
@@ -161,24 +157,22 @@ class Shown:
         """Whether a heatmap has still to be computed by a slow method."""
         return passes_of(self.explainers[method]) > MANY_PASSES and (method, index) not in self._heatmaps
 
-    def _explained(self, method: str, explainer: Any, index: Index) -> Tensor:
+    def _explain(self, method: str, explainer: Explainer, index: Index) -> Tensor:
         """Explain by the explainer of a method, or its copy, whose intermediate results are not kept."""
-        copied = explainer is not self.explainers[method]
+        key = method, isinstance(index, Text)
+        prepared: Any = self._prepared.get(key)
+        if prepared is None:
+            if isinstance(index, Text):
+                prepared = PreparedTexts(explainer, self.session.text_head, self.image)
+            else:
+                prepared = PreparedClasses(explainer, self.target, self.image)
+            if explainer is self.explainers[method]:
+                self._prepared[key] = prepared
         if isinstance(index, Text):
-            texts = self._texts.get(method) or PreparedTexts(explainer, self.session.text_head, self.image)
-            if not copied:
-                self._texts[method] = texts
-            return texts.relative_to(index.against or None).heatmaps([index.text])[0]
-        classes = torch.tensor([index], device=self.image.device)
-        if not isinstance(explainer, PreparedExplainer):
-            return explainer(self.image, classes)[0]
-        with torch.no_grad():
-            prepared = self._prepared.get(method) or explainer.prepare(self.image)
-            if not copied:
-                self._prepared[method] = prepared
-            return prepared(classes)[0]
+            return prepared.relative_to(index.against or None).heatmaps([index.text])[0]
+        return prepared.heatmaps([index])[0]
 
-    def alike(self, other: "Shown") -> tuple[Likeness, str]:
+    def compare(self, other: "OpenedImage") -> tuple[Likeness, str]:
         """Why this image is like another one, and what explains it."""
         with self.turns.turn(), torch.no_grad():
             explainer, method = self.session.with_vectors
@@ -203,7 +197,7 @@ class Shown:
         sides = (number == 0, number == 1)
 
         def predict(keep: Tensor) -> Tensor:
-            return self._scored(keep.flatten(0, 1), index).unflatten(0, keep.shape[:2])[..., None]
+            return self._score(keep.flatten(0, 1), index).unflatten(0, keep.shape[:2])[..., None]
 
         outputs = perturbation_sweep(predict, orders, torch.zeros(len(orders), dtype=torch.long), LEVELS, sides=sides)
         values = outputs[:, QUANTITIES.index("logit"), number].mean(0)
@@ -216,10 +210,10 @@ class Shown:
             if not all(isinstance(patch, int) and 0 <= patch < len(mask) for patch in patches):
                 raise InputError(f"expected patches from 0 to {len(mask) - 1}, got {patches!s:.60}")
             mask[torch.tensor(patches, dtype=torch.long)] = False
-        return self._scored(keep, index).tolist()
+        return self._score(keep, index).tolist()
 
     @torch.no_grad()
-    def _scored(self, keep: Tensor, index: Index) -> Tensor:
+    def _score(self, keep: Tensor, index: Index) -> Tensor:
         """The probability of a class, or the similarity of a text, under masks (M, N): (M,)."""
         embeddings = self.embeddings(keep).to(self.image.device)
         if isinstance(index, Text):
@@ -244,3 +238,52 @@ class Shown:
             known |= of_chunk
             self._embeddings.update(of_chunk)
         return torch.stack([known[key] for key in keys])
+
+
+class ImageStore:
+    """The opened images, each under a key that only a browser which has the file can know.
+
+    The least recently used ones beyond the budget of memory, in bytes, are dropped, but never the last one.
+    """
+
+    def __init__(self, budget: int = BUDGET) -> None:
+        self.budget = budget
+        self._secret = secrets.token_bytes(32)
+        self._images: OrderedDict[str, OpenedImage] = OrderedDict()
+        self._lock = Lock()
+
+    def key_of(self, name: str, data: bytes) -> str:
+        """The key of an uploaded file, by its name and bytes: who opens it again finds it."""
+        return hmac.new(self._secret, name.encode() + b"\0" + data, hashlib.sha256).hexdigest()
+
+    def add(self, key: str, image: OpenedImage) -> OpenedImage:
+        """Keep an image, and return it, or the one that has this key already."""
+        with self._lock:
+            image = self._images.setdefault(key, image)
+            self._images.move_to_end(key)
+        self.trim()
+        return image
+
+    def get(self, key: str) -> OpenedImage | None:
+        """Return the image with this key; `None` if it was forgotten."""
+        with self._lock:
+            if key in self._images:
+                self._images.move_to_end(key)
+            return self._images.get(key)
+
+    def find(self, key: str) -> OpenedImage:
+        """Return the image with this key; an InputError if it was forgotten."""
+        image = self.get(key)
+        if image is None:
+            raise InputError("expected an opened image, got one that the server has forgotten: drop it again")
+        return image
+
+    def trim(self) -> None:
+        """Drop images beyond the budget: they grow while they are explained."""
+        with self._lock:
+            sizes = {key: image.size for key, image in self._images.items()}
+            total = sum(sizes.values())
+            for key in list(sizes)[:-1]:
+                if total > self.budget:
+                    total -= sizes[key]
+                    del self._images[key]

@@ -1,4 +1,4 @@
-"""Answers the questions of browsers: about images that they open, and about those that they have opened."""
+"""The functions that browsers call: they open images, and ask the views about those that they have opened."""
 
 import base64
 from collections.abc import Awaitable, Callable, Mapping
@@ -7,10 +7,9 @@ from importlib.resources import files
 from threading import Event
 from typing import Any
 
-from explainers.app.page.answers import ANSWERS, checked_methods, opened
-from explainers.app.page.shown import Shown
+from explainers.app.page.images import ImageStore, OpenedImage
 from explainers.app.page.turns import LEFT, Turns, VisitorLeft, check_present
-from explainers.app.page.visits import Visits
+from explainers.app.page.views import VIEWS, check_methods, describe_image
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.images.decoding import decode_upload
@@ -34,67 +33,59 @@ OPENED_AT_ONCE, SHORT_AT_ONCE, SLOW_AT_ONCE = 1, 4, 2
 LOOKS_EVERY = 0.5
 """Time between two looks whether a visitor has left, in seconds."""
 
-Answer = Callable[..., dict[str, Any]]
 
+class Api:
+    """Opens uploaded files, and answers questions about them; nothing is written to the disk."""
 
-class Images:
-    """Opens uploaded files, and finds them again; nothing is written to the disk.
-
-    Args:
-        session: see `Shown`.
-        explainers: see `Shown`.
-        visits: the opened images.
-    """
-
-    def __init__(self, session: Session, explainers: Mapping[str, Any], visits: Visits) -> None:
+    def __init__(self, session: Session, explainers: Mapping[str, Any], store: ImageStore) -> None:
         self.session = session
         self.explainers = explainers
-        self.visits = visits
+        self.store = store
         self.turns = Turns()
 
     def open_image(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Open a file, its `name` and its `data` in base64, or without them the example: what a browser draws of it."""
+        name, data = EXAMPLE, None
         if "data" in question:
             name = printable(str(question.get("name", ""))[-LONGEST_NAME:])
-            data = bytes_of(name, question["data"])
-        else:
-            name, data = EXAMPLE, file_of_room(EXAMPLE)
-        key = self.visits.key_of(name, data)
-        shown = self.visits.get(key)
-        if shown is None:
+            data = _decode_upload(name, question["data"])
+        data = read_page_file(EXAMPLE) if data is None else data
+        key = self.store.key_of(name, data)
+        image = self.store.get(key)
+        if image is None:
             check_present()
-            image = decode_upload(name, data, MOST_PIXELS)
-            shown = self.visits.add(key, Shown(self.session, image, name, self.explainers, self.turns))
-        return opened(shown) | {"key": key}
+            decoded = decode_upload(name, data, MOST_PIXELS)
+            image = self.store.add(key, OpenedImage(self.session, decoded, name, self.explainers, self.turns))
+        return describe_image(image) | {"key": key}
 
-    def ask(self, answer: Answer, question: dict[str, Any]) -> dict[str, Any]:
-        """One of `ANSWERS` about the image whose key a browser knows."""
-        checked_methods(question, [*self.explainers, self.session.method])
-        shown = self.visits.find(question.pop("key", ""))
+    def ask(self, view: Callable[..., dict[str, Any]], question: dict[str, Any]) -> dict[str, Any]:
+        """One of the `VIEWS` of the image whose key a browser knows."""
+        check_methods(question, [*self.explainers, self.session.method])
+        image = self.store.find(question.pop("key", ""))
         if "other" in question:
-            question["other"] = self.visits.find(question["other"])
+            question["other"] = self.store.find(question["other"])
         try:
-            return answer(shown, **question)
+            return view(image, **question)
         finally:
-            self.visits.trim()
+            self.store.trim()
 
     def takes_long(self, question: Mapping[str, Any]) -> bool:
         """Whether a slow method has to compute the answer; False for a question that will be refused."""
         methods = [question["method"]] if "method" in question else question.get("methods", [])
         try:
-            shown = self.visits.find(question.get("key", ""))
-            index = shown.checked(question.get("index"), question.get("against", ()))
+            image = self.store.find(question.get("key", ""))
+            index = image.parse_index(question.get("index"), question.get("against", ()))
         except InputError:
             return False
-        return any(shown.takes_long(method, index) for method in methods if method in shown.explainers)
+        return any(image.takes_long(method, index) for method in methods if method in image.explainers)
 
 
-def file_of_room(name: str) -> bytes:
+def read_page_file(name: str) -> bytes:
     """The bytes of a file of this room."""
     return files(__package__).joinpath(name).read_bytes()
 
 
-def bytes_of(name: str, data: str) -> bytes:
+def _decode_upload(name: str, data: str) -> bytes:
     """The bytes of an uploaded file; an InputError if it is too large or no base64."""
     if len(data) > LARGEST_FILE * 4 // 3 + 4:
         raise InputError(
@@ -106,8 +97,8 @@ def bytes_of(name: str, data: str) -> bytes:
         raise InputError(f"{name}: expected an image, got {error}: drop it again") from error
 
 
-def replies(images: Images) -> list[Callable[..., Awaitable[dict[str, Any]]]]:
-    """The functions that browsers call, by the names of the answers, and `open_image`.
+def server_functions(api: Api) -> list[Callable[..., Awaitable[dict[str, Any]]]]:
+    """The functions that browsers call, by the names of the views, and `open_image`.
 
     Uploads, short and slow questions wait in three queues, without threads. What visitors asked before they left is not
     computed.
@@ -120,9 +111,9 @@ def replies(images: Images) -> list[Callable[..., Awaitable[dict[str, Any]]]]:
     def queue(name: str, question: dict[str, Any]) -> Any:
         if name == "open_image":
             return opening
-        return slow if images.takes_long(question) else short
+        return slow if api.takes_long(question) else short
 
-    def replying(name: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    def serve(name: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
         async def reply(question: dict[str, Any], request: Request) -> dict[str, Any]:
             left = Event()
             LEFT.set(left)
@@ -136,7 +127,7 @@ def replies(images: Images) -> list[Callable[..., Awaitable[dict[str, Any]]]]:
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(look)
-                work = partial(told, partial(answer, question))
+                work = partial(_answer, answer, question)
                 reply = await anyio.to_thread.run_sync(work, limiter=queue(name, question))
                 tasks.cancel_scope.cancel()
             return reply
@@ -144,16 +135,13 @@ def replies(images: Images) -> list[Callable[..., Awaitable[dict[str, Any]]]]:
         reply.__name__ = name  # JavaScript calls it by its name
         return reply
 
-    return [
-        replying("open_image", images.open_image),
-        *(replying(answer.__name__, partial(images.ask, answer)) for answer in ANSWERS),
-    ]
+    return [serve("open_image", api.open_image), *(serve(view.__name__, partial(api.ask, view)) for view in VIEWS)]
 
 
-def told(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _answer(answer: Callable[[dict[str, Any]], dict[str, Any]], question: dict[str, Any]) -> dict[str, Any]:
     """An answer, or one line that says what is wrong with the question."""
     try:
-        return answer()
+        return answer(question)
     except InputError as error:
         return {"error": str(error)}
     except VisitorLeft:

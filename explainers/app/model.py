@@ -1,0 +1,87 @@
+"""The model of a session: on its device, with weights of its own or shared ones, and with its text head."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from explainers.errors import InputError
+from explainers.models import TargetModel, as_target
+from explainers.text import TextHead, clip_text_head
+
+IMAGE_TOWERS = ("clip", "siglip")
+"""Parts of timm's names of models that were trained with texts."""
+
+
+def prepare_model(
+    model: str | nn.Module, weights: str | Path | None = None, device: str | torch.device | None = None
+) -> TargetModel:
+    """Build the model to explain, with the arguments of `Session`; the caller's stays as it is.
+
+    Returns:
+        The model, in eval mode, whose weights need no gradients. A `TargetModel` shares its weights with the caller's.
+
+    Raises:
+        InputError: for a model of grey images, and a device that this machine does not have.
+    """
+    target = as_target(model, weights)
+    target = _share_weights(target) if target is model else target
+    if device is None and isinstance(model, str) and torch.cuda.is_available():
+        device = "cuda"
+    convolutions = (layer for layer in target.backbone.modules() if isinstance(layer, nn.Conv2d))
+    channels = next((layer.in_channels for layer in convolutions), 3)
+    if channels % 3:  # some models divide images into blocks of pixels first
+        raise InputError(f"expected a model of images of 3 channels, got {target.name} of {channels}")
+    if device is not None:
+        try:
+            target = target.to(device)
+        except (RuntimeError, AssertionError) as error:  # an unknown device, or none of its kind
+            reason = str(error).partition("\n")[0][:80]
+            raise InputError(f"expected a device such as cpu or cuda, got {device}: {reason}") from error
+    return target.eval().requires_grad_(False)
+
+
+def _share_weights(target: TargetModel) -> TargetModel:
+    """A model with modules of its own, whose mode and hooks can change, and with the tensors of another one.
+
+    Weights that were made inside `torch.inference_mode`, which autograd refuses, are copied.
+    """
+    if any(weight.is_inference() for weight in [*target.parameters(), *target.buffers()]):
+        return target.copied()
+    shared: dict[int, Any] = {id(weight): nn.Parameter(weight.detach(), False) for weight in target.parameters()}
+    shared |= {id(buffer): buffer.detach() for buffer in target.buffers()}
+    return copy.deepcopy(target, shared)
+
+
+def text_head_of(target: TargetModel, head: TextHead | None = None) -> TextHead:
+    """The text head of a model, on the model's device: a given one, or that of an image tower of CLIP or SigLIP.
+
+    Raises:
+        InputError: for a model that was not trained with texts, and what `clip_text_head` refuses.
+    """
+    if head is None:
+        if not has_texts(target):
+            raise InputError(
+                f"expected an image tower of CLIP or SigLIP for texts, got {target.name}: take one, such as"
+                " vit_base_patch16_clip_quickgelu_224.openai, or in a program a text_head, such as that of"
+                " explainers.text.fit_text_head"
+            )
+        return clip_text_head(target).to(target.mean.device)
+    if not isinstance(head, TextHead):
+        raise InputError(f"expected text_head as a TextHead, got {type(head).__name__}: see explainers.text")
+    head.check_fits(target)
+    return head if head.device == target.mean.device else copy.deepcopy(head).to(target.mean.device)
+
+
+def has_texts(target: TargetModel) -> bool:
+    """Whether timm's name of a model says that it was trained with texts, and not fine-tuned for classes."""
+    name = f"{target.name}.{target.backbone.pretrained_cfg.get('tag') or ''}"
+    return any(word in name for word in IMAGE_TOWERS) and "_ft_" not in name
+
+
+def is_image_tower(target: TargetModel) -> bool:
+    """Whether a model was trained with texts and has no classes: its head is none, or projects embeddings to texts."""
+    outputs = getattr(target.head, "out_features", 0)
+    return has_texts(target) and outputs == target.backbone.pretrained_cfg.get("num_classes", 0)

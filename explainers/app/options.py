@@ -1,0 +1,140 @@
+"""The model and the explainers that the options of a command name, and how many forward passes they take."""
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from explainers.app.choosing import Method, choose, passes_of
+from explainers.app.command import DEFAULT_MODEL, parse_methods
+from explainers.app.session import Session
+from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.fetching import timm_model
+from explainers.models.names import class_index
+from explainers.models.removal import check_removal
+from explainers.posthoc import method_names
+from explainers.posthoc.defaults import Purpose
+from explainers.posthoc.names import labelled, passes_option
+from explainers.refinement.rounds import check_passes
+from explainers.share import load
+
+MANY = 200
+"""Forward passes of one heatmap above which they are announced."""
+
+TRIED = 16
+"""Number of images whose forward pass is timed."""
+
+
+def sessions_of(options: Namespace) -> list[Session]:
+    """The model with each of the explainers that the options name. What the model does not have is told at once."""
+    if options.against and not (options.texts or options.similar_to):
+        raise InputError("expected --text or --similar-to beside --against, got --against alone: name one")
+    model, weights, methods = model_and_methods(options)
+    purpose: Purpose = "likeness" if options.similar_to or options.k else "texts" if options.texts else "classes"
+    first = Session(model, methods[0], weights, device_of(options), purpose=purpose, batch_size=options.batch_size)
+    if options.texts:
+        first.text_head.embed([*options.texts, *(options.against or ())])
+    for wanted in options.classes or ():
+        class_of(first, wanted)
+    sessions = [first, *(first.with_method(method, purpose) for method in methods[1:])]
+    if options.passes:
+        set_passes(sessions, options.passes)
+    return sessions
+
+
+def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, list[Method]]:
+    """The model, the file of its weights, and the methods, as `Session` takes them.
+
+    The model of a trained explainer is the one that it was trained for, unless another is named.
+    """
+    if options.explainer and options.model is None:
+        if options.weights or options.head:
+            raise InputError("expected --model beside --weights or --head, got --explainer alone: name the model")
+        explainer = load(options.explainer)
+        return explainer.target, None, [explainer]
+    methods: list[Method] = [{name: chosen} if chosen else name for name, chosen in labelled(options.method).values()]
+    methods = [Path(options.explainer)] if options.explainer else methods
+    model = options.model or DEFAULT_MODEL
+    if options.head is None:
+        return model, options.weights, methods
+    return TargetModel(timm_model(model, options.weights), head=options.head).eval(), None, methods
+
+
+def device_of(options: Namespace) -> str | None:
+    """The device that the options name; otherwise a GPU, if there is one."""
+    return options.device or ("cuda" if torch.cuda.is_available() else None)
+
+
+def class_of(session: Session, wanted: str) -> int:
+    """The index of a class that a user named, or gave the number of."""
+    number = wanted.isdecimal() and wanted not in session.names
+    return class_index(int(wanted) if number else wanted, session.names, "--class")
+
+
+def set_passes(sessions: Sequence[Session], passes: int) -> None:
+    """Give explainers another number of forward passes: methods that choose one, and AnyHead, which they refine.
+
+    Raises:
+        InputError: if none of the explainers has such a number, or it does not allow this one.
+    """
+    changed = [_set_passes(session, passes) for session in sessions]
+    if not any(changed):
+        having = [name for name in method_names() if passes_option(name)]
+        raise InputError(
+            f"expected --passes with AnyHead, or one of {', '.join(having)}, got"
+            f" {', '.join(session.method for session in sessions)}: leave out --passes"
+        )
+
+
+def _set_passes(session: Session, passes: int) -> bool:
+    """Change the explainer of a session, and its label; False if it has no number of passes."""
+    explainer: Any = session.explainer
+    removal = getattr(explainer, "refine_removal", None)
+    if removal is not None:
+        check_passes(**{"--passes": passes})
+        check_removal(session.target, removal)
+        explainer.refine = passes
+        explainer.forward_passes = 1 + passes
+        session.method = f"{session.method}(refine={passes})"
+        return True
+    ((name, options),) = labelled(parse_methods(session.method)).values()
+    option = _passes_option(name)
+    if option is not None:
+        session.explainer, session.method = choose(session.target, {name: {**options, option: passes}})
+    return option is not None
+
+
+def _passes_option(name: str) -> str | None:
+    """The option of a method that sets its passes; `None` if it has none, or is no method, but a trained explainer."""
+    return passes_option(name) if name.partition("-")[0].removeprefix("Libra") in method_names() else None
+
+
+def announce_passes(sessions: Sequence[Session], pictures: int) -> None:
+    """Print how many passes a heatmap takes, and how long `pictures` take, for each explainer with `MANY` passes."""
+    slow = [session for session in sessions if passes_of(session.explainer) > MANY]
+    seconds = _seconds_per_pass(slow[0]) if slow else 0
+    several = f"{pictures} picture{'s' * (pictures > 1)}"
+    for session in slow:
+        passes = passes_of(session.explainer)
+        duration = passes * pictures * seconds
+        about = f"{duration / 60:.0f} min" if duration > 90 else f"{duration:.0f} s"
+        advice = "; --passes N sets their number" if _passes_option(session.method.partition("(")[0]) else ""
+        line = f"{session.method}: {passes} forward passes for each picture, about {about} for {several}{advice}"
+        print(line, file=sys.stderr, flush=True)
+
+
+@torch.no_grad()
+def _seconds_per_pass(session: Session) -> float:
+    """The time of a forward pass in a batch, of which the first is not timed."""
+    side, device = session.target.grid.image_size, session.target.mean.device
+    grey = torch.full((TRIED, 3, side, side), 128, dtype=torch.uint8, device=device)
+    session.target(grey)
+    start = time.perf_counter()
+    session.target(grey).sum().item()  # which waits for the device
+    return (time.perf_counter() - start) / TRIED

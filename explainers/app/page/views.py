@@ -1,0 +1,215 @@
+"""What browsers ask about their images, and the answers that the page's JavaScript draws: plain data."""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from explainers.app.explanation import data_url, picture_name, summarise
+from explainers.app.page.images import CHANCE, LEVELS, MOST_TEXTS, OpenedImage, Side, Text
+from explainers.errors import InputError, check_range
+from explainers.report.overlays import BLUE, CONSTANT, RED, ColourScale, annotated, colour_scale, legend_colours, tints
+from explainers.report.side_by_side import LIKENESS
+
+MOST_METHODS = 4
+"""Number of explainers that are shown side by side."""
+
+STEPS = 32767
+"""Number of steps from 0 to the largest value of pairs of patches."""
+
+COLOURS = ("#3b82f6", "#f59e0b", "#10b981", "#a855f7")
+"""Colours of the explainers, in the order of their columns."""
+
+GREY = "#8b929c"
+"""Colour of chance."""
+
+WIDTH, HEIGHT = 360, 190
+LEFT, RIGHT, TOP, BOTTOM = 38, 10, 8, 34
+"""Size of the figure and of its margins, in pixels."""
+
+
+def describe_image(image: OpenedImage) -> dict[str, Any]:
+    """The picture, in colours and in grey, and the most probable classes, if the model has some."""
+    pixels = np.asarray(image.picture)
+    grey = Image.fromarray(pixels.mean(-1).round().astype(np.uint8))
+    mean = (image.target.mean.flatten() * 255).round().int().tolist()
+    return {
+        "picture": data_url(image.picture, "jpeg", quality=90),
+        "grey": data_url(grey, "jpeg", quality=90),
+        "name": image.name,
+        "side": image.grid.side,
+        "hiding": f"rgb({', '.join(map(str, mean))})",
+        "classes": [list(each) for each in image.classes],
+        "prompts": image.session.takes_texts,
+        "chance": image.orders(CHANCE, 0)[0].tolist(),
+    }
+
+
+def heatmap(image: OpenedImage, method: str, index: Any, against: Sequence[str] = ()) -> dict[str, Any]:
+    """The colours of a heatmap, RGBA row by row, what they mean, the order of its patches, and the class."""
+    chosen = image.parse_index(index, against)
+    heatmap = image.heatmap(method, chosen)
+    scale = colour_scale(heatmap, image.signed(method))
+    return {
+        "colours": encode_colours(heatmap, scale),
+        "legend": describe_legend(scale, ("opposes", "0", "supports")),
+        "order": image.orders(method, chosen)[0].tolist(),
+        "class": [index, image.title(chosen), image.score(chosen)],
+    }
+
+
+def curves(
+    image: OpenedImage, methods: Sequence[str], index: Any, side: Side, against: Sequence[str] = ()
+) -> dict[str, Any]:
+    """How the score falls while patches are hidden, in the orders of methods and at random: a small figure."""
+    check_range(0, MOST_METHODS, methods=len(methods))
+    chosen = image.parse_index(index, against)
+    values = {method: image.curve(method, chosen, side) for method in [*methods, CHANCE]}
+    return {"svg": draw_curves(values), "values": values, "levels": LEVELS}
+
+
+def prompts(image: OpenedImage, texts: Sequence[str]) -> dict[str, Any]:
+    """The similarity of texts that a visitor has typed for other images."""
+    check_range(0, MOST_TEXTS, texts=len(texts))
+    return {"classes": [[text, text, image.score(image.parse_index(text))] for text in texts]}
+
+
+def scores(image: OpenedImage, index: Any, hidden: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The score of a class or text with hidden patches, for several sets of patches."""
+    check_range(0, MOST_METHODS + 1, sets=len(hidden))
+    return {"values": image.scores(image.parse_index(index), hidden)}
+
+
+def picture(
+    image: OpenedImage, methods: Sequence[str], index: Any, opacity: float, smooth: bool, against: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A PNG with the heatmaps of methods beside one another, titles and legends, and a name for its file."""
+    check_range(1, MOST_METHODS, methods=len(methods))
+    chosen = image.parse_index(index, against)
+    name = image.title(chosen)
+    kind = "text" if isinstance(chosen, Text) else "class"
+    pixels = torch.from_numpy(np.array(image.picture)).permute(2, 0, 1)
+    title = f"{name} {image.score(chosen):.2f}"
+    if isinstance(chosen, Text) and chosen.against:
+        title += f" against {summarise(chosen.against)}"
+    parts = [
+        annotated(
+            pixels,
+            image.heatmap(method, chosen),
+            title,
+            opacity,
+            smooth,
+            explained=kind,
+            method=method,
+            signed=image.signed(method),
+        )
+        for method in methods
+    ]
+    whole = Image.new("RGB", (sum(part.width for part in parts), max(part.height for part in parts)), "white")
+    for number, part in enumerate(parts):
+        whole.paste(part, (sum(each.width for each in parts[:number]), 0))
+    return {"url": data_url(whole, "png"), "file": picture_name(image.name, "_".join(methods), name)}
+
+
+def alike(image: OpenedImage, other: OpenedImage) -> dict[str, Any]:
+    """Why an image is like another one: heatmaps of both, RGBA, and what each pair of patches adds, as 16-bit steps."""
+    found, method = image.compare(other)
+    pairs = found.pairs[0]
+    scale = pairs.abs().max().clamp(min=1e-30).item() / STEPS
+    heatmaps = found.of_first[0], found.of_second[0]
+    scales = [colour_scale(heatmap, signed=True) for heatmap in heatmaps]
+    return {
+        "similarity": found.similarity.item(),
+        "method": method,
+        "colours": [encode_colours(heatmap, scale) for heatmap, scale in zip(heatmaps, scales, strict=True)],
+        "legends": [describe_legend(scale, LIKENESS) for scale in scales],
+        "red": RED,
+        "blue": BLUE,
+        "pairs": base64.b64encode((pairs / scale).round().to(torch.int16).numpy().tobytes()).decode(),
+        "scale": scale,
+        "ties": found.strongest(apart=1)[0].tolist(),
+    }
+
+
+VIEWS: tuple[Callable[..., dict[str, Any]], ...] = (heatmap, curves, prompts, scores, picture, alike)
+"""What a browser may ask about its image."""
+
+
+def check_methods(question: dict[str, Any], known: Sequence[str]) -> None:
+    """Raise an InputError if a question names a method that this page does not have."""
+    asked = [question["method"]] if "method" in question else question.get("methods", [])
+    unknown = [method for method in asked if method not in known]
+    if unknown:
+        raise InputError(f"expected one of {', '.join(known)}, got {unknown[0]!s:.60}")
+
+
+def encode_colours(heatmap: Tensor, scale: ColourScale) -> str:
+    """The colours of `overlay`, with their strength as opacity: base64 of RGBA bytes, row by row."""
+    shades = scale.shades(heatmap)
+    colours = torch.cat([tints(shades, scale.signed), 255 * shades.abs()[..., None]], -1)
+    return base64.b64encode(colours.round().to(torch.uint8).numpy().tobytes()).decode()
+
+
+def describe_legend(scale: ColourScale, words: Sequence[str]) -> dict[str, Any]:
+    """The bar that explains the colours of a heatmap: RGB from its lowest to its highest value, and `words` if signed.
+
+    A constant heatmap has a sentence in its place.
+    """
+    if scale.constant:
+        return {"colours": [], "words": [CONSTANT]}
+    return {"colours": legend_colours(scale.signed, 9), "words": words if scale.signed else ("less", "more important")}
+
+
+def draw_curves(curves: Mapping[str, Sequence[float]]) -> str:
+    """Draw curves over the fraction of hidden patches, from 0 to 1, as SVG.
+
+    The page draws points into it; the attributes `data-*` tell where the axes are.
+
+    Args:
+        curves: label → scores at equally spaced fractions, such as probabilities. The last one is chance.
+
+    >>> svg = draw_curves({"GAE": [0.9, 0.1], "chance": [0.9, 0.5]})
+    >>> svg.count("<polyline"), 'points="38.0,8.0 350.0,139.6"' in svg
+    (2, True)
+    """
+    every = [value for values in curves.values() for value in values]
+    lowest = min(0.0, *every)
+    highest = max(lowest, *every)
+    highest = highest if highest > lowest else lowest + 1
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    unit = height / (highest - lowest)
+    *methods, chance = curves
+    colours = dict(zip(methods, COLOURS, strict=False)) | {chance: GREY}
+    lines = []
+    for label, values in curves.items():
+        points = " ".join(
+            f"{LEFT + width * number / (len(values) - 1):.1f},{TOP + (highest - value) * unit:.1f}"
+            for number, value in enumerate(values)
+        )
+        title = f"<title>{escape(label)}</title>"
+        lines.append(f'<polyline stroke="{colours[label]}" points="{points}">{title}</polyline>')
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Score while patches are hidden"'
+        f' data-left="{LEFT}" data-top="{TOP}" data-width="{width}" data-height="{height}"'
+        f' data-lowest="{lowest}" data-highest="{highest}">'
+        f'<path class="axes" d="M{LEFT} {TOP}V{TOP + height}H{LEFT + width}"/>'
+        f'{_draw_ticks(lowest, highest, width, height)}{"".join(reversed(lines))}<g class="points"></g></svg>'
+    )
+
+
+def _draw_ticks(lowest: float, highest: float, width: int, height: int) -> str:
+    """Numbers at the ends of both axes, and the name of the horizontal one."""
+    below = TOP + height + 14
+    texts = [
+        (LEFT - 5, TOP + 9, "end", f"{highest:.2f}"),
+        (LEFT - 5, TOP + height, "end", f"{lowest:.2f}" if lowest else "0"),
+        (LEFT, below, "start", "0"),
+        (LEFT + width, below, "end", "100 %"),
+        (LEFT + width / 2, below + 14, "middle", "hidden patches"),
+    ]
+    return "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in texts)
