@@ -21,7 +21,7 @@ from explainers.models.removal import check_removal
 from explainers.posthoc import method_names
 from explainers.posthoc.defaults import Purpose
 from explainers.posthoc.names import labelled, passes_option
-from explainers.refinement.rounds import check_passes
+from explainers.refinement.coalitions import check_passes
 from explainers.share import load
 
 MANY = 200
