@@ -19,7 +19,7 @@ from explainers.models.removal import masked_outputs, masked_probabilities
 from explainers.posthoc import GreedyOrder
 from explainers.posthoc.lime import fit_linear, lime_samples, sample_weights
 from explainers.posthoc.masks import RandomMasks
-from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, weighted_sums
+from explainers.posthoc.soft_masks import patch_means, score_soft_masks, weighted_sums
 from explainers.refinement import Refinement, refine
 from explainers.refinement.coalitions import weigh_pairs
 from explainers.refinement.fit import fit_pairs
@@ -111,7 +111,7 @@ def rise(batch: Batch, seed: int = 0) -> Heatmaps:
     masks = RandomMasks(count, size=size, seed=seed, device=batch.images.device)
     image = torch.arange(len(batch.images)).repeat_interleave(count)
     normalised = batch.target.normalise(batch.images)
-    pairs = soft_masked_scores(
+    pairs = score_soft_masks(
         batch.target, normalised, batch.classes, image, lambda n: masks(n % count), chunk_size=batch.chunk_size
     )
     scores = pairs.view(-1, count)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.metrics.means import moments
-from explainers.report.labels import colours_of, legend_below, scale_logarithmically
+from explainers.report.labels import choose_colours, legend_below, scale_logarithmically
 
 Areas = dict[str, dict[str, dict[int, Tensor]]]
 """Removal → explainer → passes → Fidelity⁺ and Fidelity⁻ of every image, (images, 2)."""
@@ -177,7 +177,7 @@ def draw_figure(results: Mapping[str, Any]) -> Figure:
     areas = arrange_areas(results)
     figure = Figure(figsize=(1 + 4 * len(areas), 6.6), layout="constrained")
     axes = figure.subplots(2, len(areas), squeeze=False, sharex=True, sharey="row")
-    colours = colours_of(name for name in results["numbers"] if name != "cost")
+    colours = choose_colours(name for name in results["numbers"] if name != "cost")
     for column, (removal, of_explainers) in enumerate(areas.items()):
         for side, axis in enumerate(axes[:, column]):
             for name, curve in of_explainers.items():

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.white_box import sum_on_grid
-from explainers.transformer.blocks import blocks_of, num_prefix_tokens
+from explainers.transformer.blocks import find_blocks, num_prefix_tokens
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def decompx_skip_plus(target: TargetModel, grid: PatchGrid, images: Tensor, clas
     is the contribution of token j of the start layer to token i, and a[i, T] is the contribution of the biases.
     """
     heatmaps = []
-    layers = len(blocks_of(target))
+    layers = len(find_blocks(target))
     for image, label in zip(images, classes.tolist(), strict=True):
         inputs, attention = record(target, image)
         v = target.head.weight[label]
@@ -53,7 +53,7 @@ def decompose(target: TargetModel, inputs: list[Tensor], attention: list[Tensor]
     tokens = inputs[start]
     parts = tokens.new_zeros(len(tokens), len(tokens) + 1, tokens.shape[-1])
     parts.diagonal().copy_(tokens.mT)
-    for block, weights in list(zip(blocks_of(target), attention, strict=True))[start:]:
+    for block, weights in list(zip(find_blocks(target), attention, strict=True))[start:]:
         parts = through_block(block, parts, weights)
     return normalise(target.backbone.norm, parts[:1])[0]  # of the class token
 

@@ -26,7 +26,7 @@ import explainers
 from datamodules.ilsvrc import imagenet_boxes
 from datamodules.masks import masked_images
 from explainers import posthoc
-from explainers.app.photos import photos_of
+from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.likeness import nearest, similar_to
 from explainers.likeness.similarity import subtract_centre
@@ -46,7 +46,7 @@ Scores = dict[tuple[str, str, str], list[Tensor]]
 def embed_folders(session: Session, folders: Sequence[str]) -> Tensor:
     """The embeddings (M, D) of all images below folders."""
     parts = []
-    for _, pixels, _ in session.batches(photos_of(list(folders)), "embedding"):
+    for _, pixels, _ in session.batches(list_photos(list(folders)), "embedding"):
         with torch.no_grad():
             parts.append(session.target.embed(session.target.normalise(pixels)))
     return torch.cat(parts)

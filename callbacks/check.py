@@ -9,7 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 
 from callbacks.samples import explainer_of, validation_samples
 from explainers.errors import InputError, check_positive, check_range
-from explainers.evaluation.result import CURVES, columns_of, measure_beside_baselines, text_table
+from explainers.evaluation.result import CURVES, list_columns, measure_beside_baselines, text_table
 from explainers.saved.files import write_atomically
 
 
@@ -70,4 +70,4 @@ class Check(Callback):
         logged = {f"check/{name}/{key}": value for name, row in measured.items() for key, value in row.items()}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=trainer.global_step)
-        print(text_table(measured, columns_of(CURVES, cost=False), f"{images} validation images"))
+        print(text_table(measured, list_columns(CURVES, cost=False), f"{images} validation images"))

@@ -20,7 +20,7 @@ from datamodules.datasets import ImageFiles, Sample, spread
 from datamodules.fingerprints import digest
 from datamodules.images import Images
 from explainers.errors import InputError, check_positive
-from explainers.images.decoding import as_rgb, resize_short_side
+from explainers.images.decoding import convert_to_rgb, resize_short_side
 
 
 def named(classes: str) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class ImageArrays(Dataset[Sample]):
         return len(self.chosen)
 
     def __getitem__(self, index: int) -> Sample:
-        image = resize_short_side(as_rgb(Image.fromarray(self.pixels[self.chosen[index]])), self.image_size)
+        image = resize_short_side(convert_to_rgb(Image.fromarray(self.pixels[self.chosen[index]])), self.image_size)
         return {"image": pil_to_tensor(image).contiguous(), "label": int(self.labels[index]), "index": index}
 
 

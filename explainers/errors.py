@@ -68,14 +68,14 @@ pip install 'transferable-explainers[app]'
         ) from error
 
 
-def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> str:
+def suggest_names(name: str, known: Collection[str], others: Collection[str] = ()) -> str:
     """Suggest the most similar names, or list them all.
 
-    >>> meant("trainer.max_epoch", ["trainer.max_epochs", "trainer.devices"])
+    >>> suggest_names("trainer.max_epoch", ["trainer.max_epochs", "trainer.devices"])
     'did you mean trainer.max_epochs?'
-    >>> meant("classes", ["seed", "fit"], ["evaluation.classes"])
+    >>> suggest_names("classes", ["seed", "fit"], ["evaluation.classes"])
     'did you mean evaluation.classes?'
-    >>> meant("x", ["seed", "fit"])
+    >>> suggest_names("x", ["seed", "fit"])
     'there are seed, fit'
     """
     similar, less_similar = (difflib.get_close_matches(name, known, 3, cutoff) for cutoff in (0.7, 0.5))

@@ -78,7 +78,7 @@ def check_hops(hops: Sequence[int]) -> None:
     check_distinct(hops=hops)
 
 
-def most_important(order: Tensor, levels: int, until: float = 1.0) -> Tensor:
+def select_most_important(order: Tensor, levels: int, until: float = 1.0) -> Tensor:
     """Compute S*, the ⌊s·N⌋ most important patches, at Q equally spaced sparsities s from 0 to `until`.
 
     Args:
@@ -89,7 +89,7 @@ def most_important(order: Tensor, levels: int, until: float = 1.0) -> Tensor:
     Returns:
         Boolean, (B, Q, N), True on S*.
 
-    >>> most_important(torch.tensor([[1, 2, 3, 0]]), levels=3).int().tolist()
+    >>> select_most_important(torch.tensor([[1, 2, 3, 0]]), levels=3).int().tolist()
     [[[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1]]]
     """
     rank = order.argsort(-1)  # (B, N), 0 is the most important
@@ -159,10 +159,10 @@ def masked_forward(
     >>> masked_forward(lambda masked: masked.sum((1, 2, 3)), images, keep, PatchGrid(2, 1)).tolist()
     [[3.0, 4.0]]
     """
-    return in_chunks(lambda seen, masks: function(mask_pixels(seen, masks, grid, fill)), images, keep, chunk_size)
+    return apply_in_chunks(lambda seen, masks: function(mask_pixels(seen, masks, grid, fill)), images, keep, chunk_size)
 
 
-def in_chunks(
+def apply_in_chunks(
     function: Callable[[Tensor, Tensor], Tensor],
     images: Tensor,
     keep: Tensor,
@@ -182,7 +182,7 @@ def in_chunks(
         The results of `function`, (B, M, ...).
 
     >>> keep = torch.tensor([[[True, True], [False, True], [True, False]]])
-    >>> in_chunks(lambda images, masks: masks.sum(1) + 10 * len(masks), torch.zeros(1, 3, 2, 2), keep, by_size=True)
+    >>> apply_in_chunks(lambda images, masks: masks.sum(1) + 10 * len(masks), torch.zeros(1, 3, 2, 2), keep, by_size=True)
     tensor([[12, 21, 21]])
     """
     check_positive(chunk_size=chunk_size)

@@ -106,28 +106,28 @@ def full_grad_plus(target, x, v, first=0, frozen=False):
 # Gradients
 
 
-def gradient_at(target, x, layer, v, frozen=False):
+def compute_gradient(target, x, layer, v, frozen=False):
     x = x.clone().requires_grad_()
     return torch.autograd.grad(walk(target, x, layer, frozen=frozen)[1].embedding @ v, x)[0]
 
 
 def input_x_gradient(target, x, layer, v, frozen=False):
     """Equation 1."""
-    return on_grid(target, (x * gradient_at(target, x, layer, v, frozen)).sum(1))
+    return on_grid(target, (x * compute_gradient(target, x, layer, v, frozen)).sum(1))
 
 
 def token_gradient(target, x, layer, v):
-    return on_grid(target, (gradient_at(target, x, layer, v) ** 2).sum(1).sqrt())
+    return on_grid(target, (compute_gradient(target, x, layer, v) ** 2).sum(1).sqrt())
 
 
 def grad_cam(target, x, layer, v):
-    gradient = gradient_at(target, x, layer, v)
+    gradient = compute_gradient(target, x, layer, v)
     weights = [sum(gradient[:, channel]) / len(x) for channel in range(x.shape[1])]
     return on_grid(target, sum(weight * x[:, channel] for channel, weight in enumerate(weights)))
 
 
 def x_grad_cam(target, x, layer, v, sized=lambda x: x):
-    gradient = gradient_at(target, x, layer, v)
+    gradient = compute_gradient(target, x, layer, v)
     weights = []
     for channel in range(x.shape[1]):
         size = sized(x[:, channel])
@@ -137,7 +137,7 @@ def x_grad_cam(target, x, layer, v, sized=lambda x: x):
 
 def grad_cam_plus_plus(target, x, layer, v):
     """The derivatives of Y = exp(s) are exp(s) g, exp(s) g² and exp(s) g³; the weights lack the factor exp(s)."""
-    gradient, scores = gradient_at(target, x, layer, v), torch.zeros(len(x), dtype=x.dtype)
+    gradient, scores = compute_gradient(target, x, layer, v), torch.zeros(len(x), dtype=x.dtype)
     for channel in range(x.shape[1]):
         weight = 0
         for g in gradient[:, channel]:
@@ -148,11 +148,11 @@ def grad_cam_plus_plus(target, x, layer, v):
 
 
 def element_wise_cam(target, x, layer, v):
-    return on_grid(target, (x * gradient_at(target, x, layer, v)).clamp(min=0).sum(1))
+    return on_grid(target, (x * compute_gradient(target, x, layer, v)).clamp(min=0).sum(1))
 
 
 def layer_cam(target, x, layer, v):
-    return on_grid(target, (x * gradient_at(target, x, layer, v).clamp(min=0)).sum(1))
+    return on_grid(target, (x * compute_gradient(target, x, layer, v).clamp(min=0)).sum(1))
 
 
 def att_ixg(target, x, layer, v):

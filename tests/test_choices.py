@@ -23,7 +23,7 @@ from explainers.app.page.views import curves
 from explainers.app.session import Session
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
 from explainers.posthoc import attention, white_box
-from explainers.posthoc.names import labelled
+from explainers.posthoc.names import label_methods
 from explainers.results import read_results
 from explainers.results.file import explainers_of
 from explainers.sampling import stream
@@ -139,7 +139,7 @@ def test_a_choice_that_is_listed_twice_is_refused_unless_each_is_a_draw_of_its_o
         ("lambda_2 once, got 0.5, 0.5", lambda target, grid: vector(target, grid, lambda_2=[0.5, 0.5])),
         (
             "methods once, got GAE, RISE, GAE",
-            lambda target, grid: labelled(["GAE", "RISE", {"GAE": {}}]),
+            lambda target, grid: label_methods(["GAE", "RISE", {"GAE": {}}]),
         ),
         ("explainers and methods once, got GAE, GAE", lambda target, grid: explainers_of("a", ONE_NAME, {})),
         ("results.files once, got ", lambda target, grid: read_results(["a.json", "b.json", "./a.json"])),

@@ -17,7 +17,7 @@ from benchmarks.papers.general import General
 from explainers import FunctionalExplainer, posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError
-from explainers.evaluation.passes import counted_passes, passes_taken
+from explainers.evaluation.passes import count_passes, passes_taken
 from explainers.masking import PatchGrid
 from explainers.metrics.cost import NUMBERS
 from explainers.posthoc.pixel_gradients import PixelExplainer
@@ -252,7 +252,7 @@ def test_images_of_another_size_or_type_and_an_empty_batch_are_refused(explainer
 
 
 def test_the_announced_forward_passes_are_those_that_are_made(explainer, target, images):
-    with counted_passes(target, explainer) as count:
+    with count_passes(target, explainer) as count:
         explainer(images, CLASSES)
     announced, made = getattr(explainer, "forward_passes", 1), round(count.images / len(images))
     if getattr(explainer, "passes_vary", False):

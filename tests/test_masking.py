@@ -4,12 +4,12 @@ from references import level_size, neighbourhood, only
 
 from explainers.masking import (
     PatchGrid,
-    in_chunks,
+    apply_in_chunks,
     level_sizes,
     mask_pixels,
     masked_forward,
-    most_important,
     neighbourhoods,
+    select_most_important,
 )
 
 GRID = PatchGrid(image_size=12, patch_size=4)
@@ -61,7 +61,7 @@ def test_levels_hold_exactly_their_share_of_the_patches(num_patches, levels):
 @pytest.mark.parametrize("num_patches", [16, 1024])
 def test_each_level_holds_the_first_patches_of_the_order(num_patches):
     order = torch.stack([torch.randperm(num_patches) for _ in range(4)])
-    important = most_important(order, levels=8)
+    important = select_most_important(order, levels=8)
     assert important.shape == (4, 8, num_patches)
     for image in range(4):
         for level in range(8):
@@ -100,7 +100,7 @@ def test_by_size_all_masks_of_a_call_have_the_same_number_of_visible_patches(chu
         calls.append(masks.sum(-1).tolist())
         return masks.float() @ weight * seen.mean((1, 2, 3))[:, None]
 
-    found = in_chunks(function, images, keep, chunk_size, by_size=True)
+    found = apply_in_chunks(function, images, keep, chunk_size, by_size=True)
     torch.testing.assert_close(found, keep.float() @ weight * images.mean((1, 2, 3))[:, None, None])
     assert all(len(set(sizes)) == 1 and len(sizes) <= chunk_size for sizes in calls)
     if chunk_size == 256:

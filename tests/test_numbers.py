@@ -16,7 +16,7 @@ from benchmarks.papers.approximation import TwoPointStudy
 from explainers import posthoc
 from explainers.errors import InputError, check_range
 from explainers.evaluation import Evaluation
-from explainers.masking import PatchGrid, in_chunks, neighbourhoods
+from explainers.masking import PatchGrid, apply_in_chunks, neighbourhoods
 from explainers.posthoc.pixel_gradients import PixelExplainer
 from explainers.refinement import Refined
 from explainers.refinement.refinement import MaskedPairs
@@ -146,7 +146,9 @@ def test_all_that_works_in_chunks_is_found():
             "expected templates with {} for the name, as 'a photo of a {}.', got none",
         ),
         (
-            lambda: in_chunks(lambda images, masks: masks, torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4).bool(), 0),
+            lambda: apply_in_chunks(
+                lambda images, masks: masks, torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4).bool(), 0
+            ),
             "expected chunk_size above 0, got chunk_size=0",
         ),
         (lambda: check_range(0, 1, share=float("nan")), "expected share from 0 to 1, got share=nan"),

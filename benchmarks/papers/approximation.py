@@ -13,12 +13,12 @@ from torchmetrics import CatMetric
 from explainers import Explainer
 from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.evaluation import check_heatmaps, check_target
-from explainers.evaluation.passes import forward_passes, modules_of
+from explainers.evaluation.passes import forward_passes, find_modules
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import rank_correlation, spearman
 from explainers.models import TargetModel
 from explainers.report.figures import require
-from explainers.report.labels import title_of
+from explainers.report.labels import make_title
 from explainers.results.reading import Results
 from explainers.sampling import random_patches, stream, uniform
 
@@ -141,7 +141,7 @@ class TwoPointStudy(LightningModule):
         self.grid = grid
         # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
         self.explainers = dict(explainers)
-        self.parts = modules_of(explainers.values()).eval()
+        self.parts = find_modules(explainers.values()).eval()
         self.hops = hops
         self.patches = patches
         self.subsets = tuple(subsets)
@@ -250,7 +250,7 @@ def approximation_scatter(results: Results, explainer: str = "two_point") -> Fig
             pearson, spearman = (numbers.get(f"{name}_{count}", math.nan) for name in ("pearson", "spearman"))
             axis.set_title(f"{task}, {count} subsets: r = {pearson:.2f}, ρ = {spearman:.2f}", fontsize=10)
             axis.set_xlabel(
-                "B ∈ {everything else, nothing} (Eq. 3)" if explainer == "two_point" else title_of(explainer)
+                "B ∈ {everything else, nothing} (Eq. 3)" if explainer == "two_point" else make_title(explainer)
             )
             axis.grid(alpha=0.3)
         row[0].set_ylabel("B of sampled subsets (Eq. 2)")

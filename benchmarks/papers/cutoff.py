@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from explainers.errors import InputError
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS
-from explainers.report.labels import colours_of, legend_below, title_of
+from explainers.report.labels import choose_colours, legend_below, make_title
 from explainers.results.reading import Results
 
 TITLES = {name: shape.title for name, shape in CURVES.items()} | {
@@ -48,7 +48,7 @@ def cutoff_curves(results: Results, layers: int | None = None) -> Figure:
     size = 1 + 4 * len(tasks), 0.6 + 2 * len(drawn)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(drawn), len(tasks), squeeze=False, sharex="col", sharey="row")
-    colours = colours_of(dict.fromkeys(method for methods in tasks.values() for method in methods))
+    colours = choose_colours(dict.fromkeys(method for methods in tasks.values() for method in methods))
     for column, (task, methods) in enumerate(tasks.items()):
         depth = layers or 1 + max(start for starts in methods.values() for start in starts)
         for axis, name in zip(axes[:, column], drawn, strict=True):
@@ -84,6 +84,11 @@ def _draw(axis: Axes, name: str, methods: ByStart, colours: Mapping[str, Any]) -
     for method, starts in methods.items():
         values = [numbers[name] for numbers in starts.values()]
         errors = [numbers.get(f"{name}_error", math.nan) for numbers in starts.values()]
-        style: dict[str, Any] = {"marker": ".", "color": colours[method], "elinewidth": 0.6, "label": title_of(method)}
+        style: dict[str, Any] = {
+            "marker": ".",
+            "color": colours[method],
+            "elinewidth": 0.6,
+            "label": make_title(method),
+        }
         axis.errorbar(list(starts), values, yerr=errors, **style)
     axis.grid(alpha=0.3)

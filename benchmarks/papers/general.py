@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
-from explainers.models.inputs import checked_classes
+from explainers.models.inputs import validate_classes
 
 
 class General(nn.Module):
@@ -72,6 +72,6 @@ class General(nn.Module):
         if grid is not None:
             grid.check(images)
         if self.class_map is not None:
-            return self.class_map[checked_classes(classes, images, len(self.class_map))]
+            return self.class_map[validate_classes(classes, images, len(self.class_map))]
         with torch.no_grad():
             return self.classifier(images).argmax(-1)

@@ -10,7 +10,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from explainers.errors import InputError
 from explainers.report.figures import numbers_with_arrows, require
-from explainers.report.labels import direction, legend_below, names_in, title_of
+from explainers.report.labels import direction, legend_below, make_title, names_in
 from explainers.results.reading import Results
 
 SAFE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
@@ -73,7 +73,7 @@ def radar(
                 radii = [_radius(measured[name][number], *ends[number]) for number in numbers]
                 style = {"color": SAFE[i % len(SAFE)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
                 style |= {"linestyle": ("-", "--", ":")[i // len(SAFE) % 3], "linewidth": 1.4, "clip_on": False}
-                axis.plot([*angles, angles[0]], [*radii, radii[0]], label=title_of(name), **style)
+                axis.plot([*angles, angles[0]], [*radii, radii[0]], label=make_title(name), **style)
         _label_axes(
             axis, angles, [f"{titles[number]}\n{low:#.3g} → {high:#.3g}" for number, (low, high) in ends.items()]
         )

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from explainers.errors import InputError
 from explainers.report.figures import require
-from explainers.report.labels import colours_of, legend_below, names_in, scale_logarithmically, title_of
+from explainers.report.labels import choose_colours, legend_below, make_title, names_in, scale_logarithmically
 from explainers.results.reading import Results
 
 
@@ -26,7 +26,7 @@ def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
         window: number of logged values in a running mean.
     """
     figure, axis = _single()
-    colours = colours_of(files)
+    colours = choose_colours(files)
     for label, path in files.items():
         step, loss = _columns(path, "step", "train/loss")
         weight = np.ones(min(window, len(loss)))
@@ -64,7 +64,7 @@ def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
     sides = {"accuracy": "accuracy", "e_rmse": "E-RMSE", "iou": "IoU@K", "rank_correlation": "ρ with the labels"}
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True)
-    colours = colours_of(files)
+    colours = choose_colours(files)
     for label, path in files.items():
         lambda_2, *curves = _columns(path, "sweep/lambda_2", *(f"sweep/{side}" for side in sides))
         lines = np.split(np.arange(len(lambda_2)), np.flatnonzero(np.diff(lambda_2) <= 0) + 1)
@@ -95,14 +95,14 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
     require({task: {name: measured.get(name, {}) for name in wanted} for task, measured in results.items()}, *sides)
     figure = Figure(figsize=(1 + 3 * len(results), 3 * len(sides)), layout="constrained")
     axes = figure.subplots(len(sides), len(results), squeeze=False, sharex=True, sharey="row")
-    colours = colours_of(["line", *one])
+    colours = choose_colours(["line", *one])
     for column, (task, explainers) in enumerate(results.items()):
         for axis, side in zip(axes[:, column], sides, strict=True):
             counts = sorted(passes, key=lambda name: passes[name])
             line = [explainers[name][side] for name in counts]
             axis.plot([passes[name] for name in counts], line, marker=".", color=colours["line"], label="KernelSHAP")
             for name in one:
-                axis.plot(1, explainers[name][side], "o", color=colours[name], label=title_of(name))
+                axis.plot(1, explainers[name][side], "o", color=colours[name], label=make_title(name))
                 axis.axhline(explainers[name][side], color=colours[name], linewidth=0.8, linestyle=":")
             scale_logarithmically(axis, "x")
             axis.grid(alpha=0.3)
@@ -119,14 +119,14 @@ def throughput_bars(file: str | Path) -> Figure:
     """Explained images per second (TVE, Figure 6), of `benchmarks/explain.py`: groups are targets, bars are methods."""
     targets = _benchmark(file, "throughput")
     methods = names_in(targets)
-    colours, width = colours_of(methods), 0.8 / len(methods)
+    colours, width = choose_colours(methods), 0.8 / len(methods)
     figure = Figure(figsize=(2 + len(targets) * (0.4 + 0.15 * len(methods)), 4), layout="constrained")
     axis = figure.subplots()
     for i, method in enumerate(methods):
         positions = [position for position, speeds in enumerate(targets.values()) if method in speeds]
         heights = [speeds[method] for speeds in targets.values() if method in speeds]
         offset = (i - (len(methods) - 1) / 2) * width
-        axis.bar(np.array(positions) + offset, heights, width, color=colours[method], label=title_of(method))
+        axis.bar(np.array(positions) + offset, heights, width, color=colours[method], label=make_title(method))
     scale_logarithmically(axis, "y")
     axis.set_ylabel("images per second")
     axis.set_xticks(range(len(targets)), list(targets))

@@ -12,7 +12,7 @@ from explainers.errors import InputError, check_positive, check_range, checks_ch
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows, head_functionals
-from explainers.models.inputs import Functionals, checked_classes, functionals_at
+from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
 from explainers.refinement import refine as refined
 from explainers.refinement.refine import check_refine
 from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, of_all_processes
@@ -110,7 +110,7 @@ class AnyHead(NetworkExplainer):
 
         def functionals_of(rows: dict[str, Tensor]) -> Tensor:
             wanted = self._logits(rows).argmax(-1) if classes is None else classes
-            return self._functionals(rows, checked_classes(wanted, images, self.target.num_classes))[:, None]
+            return self._functionals(rows, validate_classes(wanted, images, self.target.num_classes))[:, None]
 
         return self._explained(images, functionals_of)[:, 0]
 
@@ -127,7 +127,7 @@ class AnyHead(NetworkExplainer):
                 (B, V, D): heatmaps (B, V, P, P).
         """
         self.grid.check(images)
-        of_embeddings = functionals_at(functionals, images, self.target.embed_dim)
+        of_embeddings = resolve_functionals(functionals, images, self.target.embed_dim)
         heatmaps = self._explained(images, lambda rows: of_embeddings(rows["embedding"].float()))
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 

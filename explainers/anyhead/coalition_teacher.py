@@ -16,7 +16,7 @@ from explainers.refinement.coalitions import NOISE, POWER, TEMPERATURE, ranked_c
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights
-from explainers.shapley.shapley import efficient
+from explainers.shapley.shapley import make_efficient
 
 Fit = Literal["regions", "ranking", "uniform", "mixed", "shapley"]
 RANKED_BY = "PathFlow"  # the method whose heatmaps are ranked
@@ -43,7 +43,7 @@ def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tupl
     signs = 2 * keep.to(vectors.dtype) - 1
     if fit != "shapley":
         return difference - signs @ vectors, difference
-    errors = difference - signs @ efficient(vectors, rows["blank"], rows["embedding"].to(vectors.dtype))
+    errors = difference - signs @ make_efficient(vectors, rows["blank"], rows["embedding"].to(vectors.dtype))
     root = shapley_weights(keep, POWER).to(vectors.dtype).sqrt()[..., None]
     return root * errors, root * difference
 

@@ -11,7 +11,7 @@ import torch
 from explainers import Explainer
 from explainers.app.explain_command import check_writable
 from explainers.app.options import announce_passes, sessions_of, set_passes
-from explainers.app.photos import photos_of
+from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError, needs
 from explainers.posthoc import build
@@ -29,7 +29,7 @@ def benchmark(options: Namespace) -> None:
     output: Path = options.output
     if output.is_dir():
         raise InputError(f"expected a file for the numbers, got the folder {output}: name a file, as in {output}.json")
-    photos = photos_of(options.images)[: options.limit]
+    photos = list_photos(options.images)[: options.limit]
     check_writable(output.parent)
     sessions = build_sessions(options)
     announce_passes(sessions, len(photos))
@@ -75,7 +75,7 @@ def build_sessions(options: Namespace) -> list[Session]:
 
 def print_tables(result: Any, minus: str) -> dict[str, Any]:
     """Print the numbers of an `EvaluationResult`, and their differences from one explainer; return all differences."""
-    from explainers.report.differences import compared, difference_tables
+    from explainers.report.differences import compare_pairs, difference_tables
     from explainers.report.tables import markdown, rows
     from explainers.results.reading import ImageScores
 
@@ -85,7 +85,7 @@ def print_tables(result: Any, minus: str) -> dict[str, Any]:
         return {}
     titles = {name: title for name, title in result.columns.items() if name in next(iter(result.scores.values()))}
     scores = ImageScores(torch.arange(len(result.images)), result.scores)
-    pairs = compared({task: result.numbers}, {task: scores}, titles)
+    pairs = compare_pairs({task: result.numbers}, {task: scores}, titles)
     print(difference_tables({task: result.numbers}, pairs, titles, minus=minus)["differences.md"])
     return {number: _as_lists(*of_number) for number, of_number in pairs[task].items()}
 

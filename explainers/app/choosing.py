@@ -15,10 +15,10 @@ from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows
 from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
-from explainers.posthoc.names import labelled
+from explainers.posthoc.names import label_methods
 from explainers.share import load
 from explainers.share.catalogue import COMMANDS, WEIGHTS, for_target, not_shipped
-from explainers.transformer.blocks import blocks_of, is_transformer, num_prefix_tokens
+from explainers.transformer.blocks import find_blocks, is_transformer, num_prefix_tokens
 
 Method = str | Path | Mapping[str, Mapping[str, Any]] | Explainer
 """What explains: `auto`, a method's name, one with options, the folder of a trained explainer, or an explainer."""
@@ -70,7 +70,7 @@ def choose(target: TargetModel, method: Method = "auto", purpose: Purpose = "cla
     if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, WEIGHTS).is_file()):
         return _load(method, target)
     if isinstance(method, str | Mapping):
-        entries = list(labelled([method]).items())
+        entries = list(label_methods([method]).items())
         if len(entries) != 1:
             raise InputError(f"expected one method, got {len(entries)}: give one value for each option")
         ((label, (name, options)),) = entries
@@ -90,16 +90,16 @@ def choose(target: TargetModel, method: Method = "auto", purpose: Purpose = "cla
     return _add_label(method)
 
 
-def passes_of(explainer: Explainer) -> int:
+def estimate_passes(explainer: Explainer) -> int:
     """Forward passes of the model for one heatmap, at most."""
     return getattr(explainer, "forward_passes", 1)
 
 
-def batch_size_for(explainer: Explainer, target: TargetModel) -> int:
+def choose_batch_size(explainer: Explainer, target: TargetModel) -> int:
     """Number of images that an explainer takes at once within `MEMORY`; `LARGEST` for models without known blocks."""
     if not is_transformer(target):
         return LARGEST
-    blocks: Any = blocks_of(target)
+    blocks: Any = find_blocks(target)
     tokens = target.backbone.patch_embed.num_patches + num_prefix_tokens(target)
     floats = TOKENS * tokens * target.embed_dim
     if getattr(getattr(explainer, "reads", None), "attention", False):
@@ -129,7 +129,7 @@ def _choose_default(target: TargetModel, purpose: Purpose) -> tuple[Explainer, s
             reasons.append(f"the shipped {known.explainer} does not explain it ({error})")
     none = "no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
     why, lacking = "; ".join(reasons) or none, ""
-    for label, (name, options) in labelled(DEFAULT_METHODS[purpose]).items():
+    for label, (name, options) in label_methods(DEFAULT_METHODS[purpose]).items():
         try:
             explainer = posthoc.build(name, target, target.grid, options)
             _check_fits(explainer, target, purpose)
@@ -139,7 +139,7 @@ def _choose_default(target: TargetModel, purpose: Purpose) -> tuple[Explainer, s
             if isinstance(error, UnsupportedModel):
                 lacking = f"; {name} needs {error.wanted.removesuffix(f' for {name}')}"
             continue
-        passes = passes_of(explainer)
+        passes = estimate_passes(explainer)
         cost = f", with {passes} forward passes for each image" if passes > CHEAP else ""
         print_once(f"{target.name}: explained by {label}{cost}, because {why}{lacking if cost else ''}")
         return explainer, label
@@ -156,7 +156,9 @@ def _check_fits(explainer: Explainer, target: TargetModel, purpose: Purpose) -> 
         class_rows(target.head, target.embed_dim, target.mean, directions=True)  # vectors explain a linear head
     if purpose != "classes" and not isinstance(explainer, FunctionalExplainer):
         raise InputError("it explains classes alone")
-    if passes_of(explainer) <= CHEAP and not all(type(part).__module__.startswith(KNOWN) for part in target.modules()):
+    if estimate_passes(explainer) <= CHEAP and not all(
+        type(part).__module__.startswith(KNOWN) for part in target.modules()
+    ):
         grey = torch.full((1, 3, *[target.grid.image_size] * 2), 128, dtype=torch.uint8, device=target.mean.device)
         with torch.no_grad():
             if isinstance(explainer, FunctionalExplainer) and purpose != "classes":

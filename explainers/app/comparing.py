@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from explainers.app.batches import check_scores
 from explainers.app.choosing import Method
 from explainers.app.explanation import data_url, picture_name, save_picture
-from explainers.app.photos import Images, OneImage, Photo, is_single, photos_of
+from explainers.app.photos import Images, OneImage, Photo, is_single, list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError, check_positive
 from explainers.likeness import Likeness, likeness_of_vectors, vectors_of
@@ -183,7 +183,7 @@ def compare(
     centre = None if against is None else mean_embedding(session, against)
     reference = embed_image(session, other, "other")
     comparisons: list[Comparison] = []
-    for photos, pixels, _ in session.batches(photos_of(images), "comparing"):
+    for photos, pixels, _ in session.batches(list_photos(images), "comparing"):
         comparisons += compare_with(Embedded(session, photos, pixels), reference, centre)
     return comparisons[0] if is_single(images) else comparisons
 
@@ -223,7 +223,7 @@ def stream_nearest(session: Session, image: OneImage, folder: Images, k: int = 5
     check_positive(k=k)
     own = embed_image(session, image, "image")
     file = own.photos[0].file and own.photos[0].file.resolve()
-    photos = [each for each in photos_of(folder) if each.file is None or each.file.resolve() != file]
+    photos = [each for each in list_photos(folder) if each.file is None or each.file.resolve() != file]
     if not photos:
         raise InputError(
             f"expected other images than the image itself, got {own.photos[0].name} alone: give another folder"
@@ -274,15 +274,15 @@ def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None
 
 
 def mean_embedding(session: Session, images: Images) -> Tensor:
-    """What images have in common: the mean (D,) of their embeddings; see `photos_of` for `images`."""
-    return _embeddings(session, photos_of(images))[0].mean(0)
+    """What images have in common: the mean (D,) of their embeddings; see `list_photos` for `images`."""
+    return _embeddings(session, list_photos(images))[0].mean(0)
 
 
 def embed_image(session: Session, image: OneImage, setting: str) -> Embedded:
     """The photo that a caller means; an InputError that names the setting for several."""
     if not is_single(image):
         raise InputError(f"expected one image in {setting}, got several: give one after the other")
-    photos = photos_of(image)
+    photos = list_photos(image)
     return Embedded(session, photos, session.decode(photos))
 
 

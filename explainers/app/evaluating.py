@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from explainers import Explainer
-from explainers.app.choosing import Method, choose, passes_of
-from explainers.app.photos import Images, Photo, photos_of
+from explainers.app.choosing import Method, choose, estimate_passes
+from explainers.app.photos import Images, Photo, list_photos
 from explainers.app.session import Classes, Session
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.evaluation.evaluation import Evaluation, measure
-from explainers.evaluation.result import CURVES, EvaluationResult, columns_of
+from explainers.evaluation.result import CURVES, EvaluationResult, list_columns
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.curves import Curve
 from explainers.posthoc import build
@@ -84,7 +84,7 @@ def evaluate(
         agreement=(),
         classes="predicted" if classes is None else "label",
     )
-    return measure_photos(session, {"Chance": chance} | built, photos_of(images), settings, batch_size, classes)
+    return measure_photos(session, {"Chance": chance} | built, list_photos(images), settings, batch_size, classes)
 
 
 def measure_photos(
@@ -97,7 +97,7 @@ def measure_photos(
 ) -> EvaluationResult:
     """Measure explainers of the model of a session, see `measure`; what interrupts it has a note how far it came."""
     chosen = session.class_indices(classes, len(photos))
-    passes = sum(map(passes_of, explainers.values())) + len(explainers) * 2 * (settings.levels - 2)
+    passes = sum(map(estimate_passes, explainers.values())) + len(explainers) * 2 * (settings.levels - 2)
     names: list[str] = []
 
     def batches() -> Iterator[dict[str, Tensor]]:
@@ -111,7 +111,7 @@ def measure_photos(
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"after {len(names)} of {len(photos)} images")
         raise
-    return EvaluationResult(numbers, scores.rows, names, columns_of(settings.curves))
+    return EvaluationResult(numbers, scores.rows, names, list_columns(settings.curves))
 
 
 def add_default_methods(session: Session) -> list[Session]:

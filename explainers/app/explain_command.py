@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from explainers.app.choosing import CHEAP, passes_of
+from explainers.app.choosing import CHEAP, estimate_passes
 from explainers.app.command import in_one_line
 from explainers.app.comparing import Comparison, Embedded, compare_with, embed_image, mean_embedding, stream_nearest
 from explainers.app.explanation import Explanation, picture_name
-from explainers.app.options import announce_passes, class_of, device_of, model_and_methods, sessions_of
-from explainers.app.photos import photos_of
+from explainers.app.options import announce_passes, device_of, find_class, model_and_methods, sessions_of
+from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.images.listing import endings, list_images
-from explainers.posthoc.names import labelled
+from explainers.posthoc.names import label_methods
 from explainers.runtime.progress import progress_of_passes
 from explainers.saved.files import printable
 
@@ -33,13 +33,13 @@ def explain(options: Namespace) -> int:
         1 if an image could not be explained, else 0.
     """
     wanted = options.texts or options.classes or [options.similar_to and f"like {Path(options.similar_to).stem}"]
-    names = find_images(options.images, len(wanted) * len(labelled(options.method)), options.output)
+    names = find_images(options.images, len(wanted) * len(label_methods(options.method)), options.output)
     images = list(names)
     sessions = sessions_of(options)
     pictures = plan_pictures(names, [session.method for session in sessions], wanted, options.output)
     announce_passes(sessions, len(images) * len(wanted))
     draw = make_comparer(sessions[0], options) if options.similar_to else make_explainer(sessions, options)
-    size = min(1 if passes_of(each.explainer) > CHEAP else each.batch_size for each in sessions)
+    size = min(1 if estimate_passes(each.explainer) > CHEAP else each.batch_size for each in sessions)
     failures = written = 0
     try:
         for start in range(0, len(images), size):
@@ -81,16 +81,16 @@ def draw_images(images: Sequence[Path], draw: Draw) -> Iterator[tuple[Path, Sequ
 
 def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
     """A function that explains all wanted classes or texts of images, by each method."""
-    indices: list[int | None] = [class_of(sessions[0], wanted) for wanted in options.classes or ()]
+    indices: list[int | None] = [find_class(sessions[0], wanted) for wanted in options.classes or ()]
     indices = indices or ([*range(len(options.texts))] if options.texts else [None])
 
     def draw(images: Sequence[Path]) -> list[list[Drawn]]:
-        photos = photos_of(images)
+        photos = list_photos(images)
         pixels = sessions[0].decode(photos)
         of_images: list[list[Drawn]] = [[] for _ in images]
         for session in sessions:
             name = photos[0].name if len(images) == 1 else f"{len(images)} images"
-            passes = passes_of(session.explainer) * len(images) * len(indices)
+            passes = estimate_passes(session.explainer) * len(images) * len(indices)
             columns = [[index] * len(images) for index in indices]
             with progress_of_passes(f"{printable(name)} by {session.method}", passes):
                 found = session.explain_batch(photos, pixels, columns, options.top, options.texts, options.against)
@@ -108,7 +108,7 @@ def make_comparer(session: Session, options: Namespace) -> Draw:
     other = embed_image(session, options.similar_to, "other")
 
     def draw(images: Sequence[Path]) -> list[list[Drawn]]:
-        photos = photos_of(images)
+        photos = list_photos(images)
         return [[each] for each in compare_with(Embedded(session, photos, session.decode(photos)), other, centre)]
 
     return draw
@@ -158,7 +158,7 @@ def serve(options: Namespace) -> None:
 def command_to_serve(options: Namespace) -> str:
     """The command that serves the page for the same model and explainer."""
     chosen = {name: getattr(options, name) for name in ("model", "weights", "head", "explainer")}
-    method = next(iter(labelled(options.method)))
+    method = next(iter(label_methods(options.method)))
     chosen["method"] = None if method == "auto" else method
     words = [word for name, value in chosen.items() if value for word in (f"--{name}", value)]
     return shlex.join(["explainers", "serve", *words])
@@ -215,7 +215,7 @@ def _list_files(images: Sequence[str], output: Path) -> Iterator[tuple[Path, Pat
     for given in images:
         folder = Path(os.path.expanduser(given))
         if not folder.is_dir():
-            photos_of(given)  # says what is wrong with it
+            list_photos(given)  # says what is wrong with it
             yield real_path(folder), Path(folder.name)
             continue
         (files,) = list_images([folder])

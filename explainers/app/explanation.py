@@ -105,12 +105,12 @@ class Explanation:
     def picture(
         self, opacity: float = 0.8, smooth: bool = False, size: int | None = None, legend: bool = True
     ) -> Image.Image:
-        """Draw the heatmap over the grey image, with class, score, method and legend, see `overlays.annotated`."""
-        from explainers.report.overlays import annotated  # so that an explanation does not load what draws
+        """Draw the heatmap over the grey image, with class, score, method and legend, see `overlays.draw_annotated`."""
+        from explainers.report.overlays import draw_annotated  # so that an explanation does not load what draws
 
         drawing: dict[str, Any] = {"opacity": opacity, "smooth": smooth, "size": size, "legend": legend}
         drawing |= {"explained": self.kind, "method": self.method, "signed": self.signed}
-        return annotated(self.image, self.heatmap, self.title, **drawing)
+        return draw_annotated(self.image, self.heatmap, self.title, **drawing)
 
     @property
     def kind(self) -> str:

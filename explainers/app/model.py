@@ -55,7 +55,7 @@ def _share_weights(target: TargetModel) -> TargetModel:
     return copy.deepcopy(target, shared)
 
 
-def text_head_of(target: TargetModel, head: TextHead | None = None) -> TextHead:
+def find_text_head(target: TargetModel, head: TextHead | None = None) -> TextHead:
     """The text head of a model, on the model's device: a given one, or that of an image tower of CLIP or SigLIP.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explainers.app.choosing import Method, choose, passes_of
+from explainers.app.choosing import Method, choose, estimate_passes
 from explainers.app.command import DEFAULT_MODEL, parse_methods
 from explainers.app.session import Session
 from explainers.errors import InputError
@@ -20,7 +20,7 @@ from explainers.models.names import class_index
 from explainers.models.removal import check_removal
 from explainers.posthoc import method_names
 from explainers.posthoc.defaults import Purpose
-from explainers.posthoc.names import labelled, passes_option
+from explainers.posthoc.names import find_passes_option, label_methods
 from explainers.refinement.coalitions import check_passes
 from explainers.share import load
 
@@ -41,7 +41,7 @@ def sessions_of(options: Namespace) -> list[Session]:
     if options.texts:
         first.text_head.embed([*options.texts, *(options.against or ())])
     for wanted in options.classes or ():
-        class_of(first, wanted)
+        find_class(first, wanted)
     sessions = [first, *(first.with_method(method, purpose) for method in methods[1:])]
     if options.passes:
         set_passes(sessions, options.passes)
@@ -58,7 +58,9 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
             raise InputError("expected --model beside --weights or --head, got --explainer alone: name the model")
         explainer = load(options.explainer)
         return explainer.target, None, [explainer]
-    methods: list[Method] = [{name: chosen} if chosen else name for name, chosen in labelled(options.method).values()]
+    methods: list[Method] = [
+        {name: chosen} if chosen else name for name, chosen in label_methods(options.method).values()
+    ]
     methods = [Path(options.explainer)] if options.explainer else methods
     model = options.model or DEFAULT_MODEL
     if options.head is None:
@@ -71,7 +73,7 @@ def device_of(options: Namespace) -> str | None:
     return options.device or ("cuda" if torch.cuda.is_available() else None)
 
 
-def class_of(session: Session, wanted: str) -> int:
+def find_class(session: Session, wanted: str) -> int:
     """The index of a class that a user named, or gave the number of."""
     number = wanted.isdecimal() and wanted not in session.names
     return class_index(int(wanted) if number else wanted, session.names, "--class")
@@ -85,7 +87,7 @@ def set_passes(sessions: Sequence[Session], passes: int) -> None:
     """
     changed = [_set_passes(session, passes) for session in sessions]
     if not any(changed):
-        having = [name for name in method_names() if passes_option(name)]
+        having = [name for name in method_names() if find_passes_option(name)]
         raise InputError(
             f"expected --passes with AnyHead, or one of {', '.join(having)}, got"
             f" {', '.join(session.method for session in sessions)}: leave out --passes"
@@ -103,7 +105,7 @@ def _set_passes(session: Session, passes: int) -> bool:
         explainer.forward_passes = 1 + passes
         session.method = f"{session.method}(refine={passes})"
         return True
-    ((name, options),) = labelled(parse_methods(session.method)).values()
+    ((name, options),) = label_methods(parse_methods(session.method)).values()
     option = _passes_option(name)
     if option is not None:
         session.explainer, session.method = choose(session.target, {name: {**options, option: passes}})
@@ -112,16 +114,16 @@ def _set_passes(session: Session, passes: int) -> bool:
 
 def _passes_option(name: str) -> str | None:
     """The option of a method that sets its passes; `None` if it has none, or is no method, but a trained explainer."""
-    return passes_option(name) if name.partition("-")[0].removeprefix("Libra") in method_names() else None
+    return find_passes_option(name) if name.partition("-")[0].removeprefix("Libra") in method_names() else None
 
 
 def announce_passes(sessions: Sequence[Session], pictures: int) -> None:
     """Print how many passes a heatmap takes, and how long `pictures` take, for each explainer with `MANY` passes."""
-    slow = [session for session in sessions if passes_of(session.explainer) > MANY]
+    slow = [session for session in sessions if estimate_passes(session.explainer) > MANY]
     seconds = _seconds_per_pass(slow[0]) if slow else 0
     several = f"{pictures} picture{'s' * (pictures > 1)}"
     for session in slow:
-        passes = passes_of(session.explainer)
+        passes = estimate_passes(session.explainer)
         duration = passes * pictures * seconds
         about = f"{duration / 60:.0f} min" if duration > 90 else f"{duration:.0f} s"
         advice = "; --passes N sets their number" if _passes_option(session.method.partition("(")[0]) else ""

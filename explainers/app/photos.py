@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.images.decoding import CorruptImage, as_rgb, middle_square, read_image, turn_upright
+from explainers.images.decoding import CorruptImage, convert_to_rgb, middle_square, read_image, turn_upright
 from explainers.images.listing import endings, list_images, several
-from explainers.runtime.progress import progress, watched, watching
+from explainers.runtime.progress import is_watched, progress, watching
 from explainers.saved.files import printable
 
 CHANNELS = (1, 3, 4)
@@ -45,7 +45,7 @@ class Photo:
     file: Path | None = None
 
 
-def photos_of(images: Images) -> list[Photo]:
+def list_photos(images: Images) -> list[Photo]:
     """List the images that a caller means, of which no file is decoded yet.
 
     Args:
@@ -87,7 +87,7 @@ def _list_entry(image: Any, number: int) -> list[Photo]:
         kinds = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
         raise InputError(f"expected {kinds}, got {type(image).__name__}")
     pixels = [_to_pil(each) for each in (image if image.ndim == 4 else image[None])]
-    return [Photo(f"image {number + i}", partial(as_rgb, each)) for i, each in enumerate(pixels)]
+    return [Photo(f"image {number + i}", partial(convert_to_rgb, each)) for i, each in enumerate(pixels)]
 
 
 def _list_path(given: str | Path) -> list[Photo]:
@@ -126,7 +126,7 @@ def _convert(image: Image.Image, name: str) -> Image.Image:
     except (OSError, ValueError, SyntaxError) as error:  # it is decoded at its first use
         raise CorruptImage(f"expected an image, got {name}, which cannot be decoded ({error})") from error
     turn_upright(copy)
-    return as_rgb(copy)
+    return convert_to_rgb(copy)
 
 
 def _to_pil(pixels: np.ndarray) -> Image.Image:
@@ -185,7 +185,7 @@ def decode_batches(
     """
     broken: list[Photo] = []
     with (
-        progress(doing, len(photos), "image", 0.0, shown=not watched(), delay=2) as bar,
+        progress(doing, len(photos), "image", 0.0, shown=not is_watched(), delay=2) as bar,
         watching(lambda made: bar.update(min(made / passes, len(photos) - bar.n))),
     ):
         for start in range(0, len(photos), batch):

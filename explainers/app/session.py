@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from explainers import Explainer, VectorExplainer
 from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmaps, check_scores
-from explainers.app.choosing import Method, batch_size_for, choose, passes_of
+from explainers.app.choosing import Method, choose, choose_batch_size, estimate_passes
 from explainers.app.explanation import Explanation, summarise
-from explainers.app.model import is_image_tower, prepare_model, text_head_of
-from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_squares, is_single, photos_of
+from explainers.app.model import find_text_head, is_image_tower, prepare_model
+from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_squares, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
 from explainers.posthoc.defaults import Purpose
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.text import TextHead
-from explainers.text.encoders import checked_texts
+from explainers.text.encoders import validate_texts
 
 Classes = int | str | Sequence[int | str] | Tensor | np.ndarray | None
 """The class to explain, by name or index, or one for each image; `None` for the predicted ones."""
@@ -122,7 +122,7 @@ class Session:
             loaded when a text is explained.
         purpose: what the method `auto` chooses an explainer for; `auto` for classes, or for texts if there is a
             `text_head`, or if the model has no classes.
-        batch_size: number of images that are explained at once; `None` for as many as `batch_size_for` finds.
+        batch_size: number of images that are explained at once; `None` for as many as `choose_batch_size` finds.
 
     Attributes:
         target: the model.
@@ -155,14 +155,14 @@ class Session:
         self.names = [] if without and purpose != "classes" else class_names(self.target)
         self.explainer, self.method = choose(self.target, method, purpose)
         self._batch_size = batch_size
-        self._text_head = None if text_head is None else text_head_of(self.target, text_head)
+        self._text_head = None if text_head is None else find_text_head(self.target, text_head)
         config = timm.data.resolve_model_data_config(self.target.backbone)
         self.resampling = getattr(Image.Resampling, config["interpolation"].upper(), Image.Resampling.BICUBIC)
 
     @property
     def batch_size(self) -> int:
         """Number of images that are explained at once."""
-        return self._batch_size or batch_size_for(self.explainer, self.target)
+        return self._batch_size or choose_batch_size(self.explainer, self.target)
 
     @property
     def takes_texts(self) -> bool:
@@ -173,7 +173,7 @@ class Session:
     def text_head(self) -> TextHead:
         """The text head of the model; an InputError if it has none."""
         with self.computing():
-            return self._text_head or text_head_of(self.target)
+            return self._text_head or find_text_head(self.target)
 
     @cached_property
     def with_vectors(self) -> tuple[Explainer, str]:
@@ -254,9 +254,9 @@ class Session:
             raise InputError("against= needs text=")
         if text is not None and classes is not None:
             raise InputError("classes= and text= exclude each other: leave out one of them")
-        texts = None if text is None else list(dict.fromkeys(checked_texts(text)))
-        others = None if against is None else checked_texts(against)
-        photos = photos_of(images)
+        texts = None if text is None else list(dict.fromkeys(validate_texts(text)))
+        others = None if against is None else validate_texts(against)
+        photos = list_photos(images)
         chosen = self.class_indices(classes, len(photos))
         for batch, pixels, numbers in self.batches(photos):
             wanted = [chosen[number] for number in numbers]
@@ -275,7 +275,7 @@ class Session:
         passes: int | None = None,
     ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
         """Decode what the model sees of photos, one batch after the other, see `decode_batches`."""
-        passes = passes_of(self.explainer) if passes is None else passes
+        passes = estimate_passes(self.explainer) if passes is None else passes
         size = self.target.grid.image_size
         return decode_batches(photos, size, self.resampling, batch_size or self.batch_size, doing, passes)
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from explainers import Details, Explainer, SelfExplainer
 from explainers.errors import InputError, check_choices, check_positive, check_range
-from explainers.evaluation.passes import explain, forward_passes, modules_of
-from explainers.evaluation.sweep import PROBES, Order, Probe, Probes, Sweep, ranked
+from explainers.evaluation.passes import explain, find_modules, forward_passes
+from explainers.evaluation.sweep import PROBES, Order, Probe, Probes, Sweep, rank_patches
 from explainers.masking import PatchGrid, Removal, level_sizes
 from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metrics
 from explainers.metrics.cost import NUMBERS, Cost, ExplainerStatistics, Passes
 from explainers.metrics.curves import Curve, needed_sides
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
-from explainers.metrics.means import Accuracy, Metric, PerImage, image_scores, numbers
+from explainers.metrics.means import Accuracy, Metric, PerImage, collect_scores, numbers
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.models import TargetModel
 from explainers.models.inputs import check_labels
@@ -167,7 +167,7 @@ class Measurement(nn.Module):
         self.settings = settings
         # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
         self.explainers = dict(explainers)
-        self.parts = modules_of(explainers.values())
+        self.parts = find_modules(explainers.values())
         self.names = list(explainers if measured is None else measured)
         self.sweeps = [self._sweep(removal, settings.order) for removal in settings.removals if settings.curves]
         self.probes = Probes(settings.probes, self._sweep(settings.removals[0], "patches"))
@@ -213,7 +213,7 @@ class Measurement(nn.Module):
         for sweep in self.sweeps:
             ends = torch.stack([logits, sweep.empty(normalised).expand_as(logits)], 1)
             for name, metrics in self._metrics():
-                scores = ranked(explained[name], sweep.order)
+                scores = rank_patches(explained[name], sweep.order)
                 outputs = sweep(normalised, scores, batch["index"], classes, batch["label"], ends)
                 metrics[f"curves_{sweep.removal}"].update(outputs)
         probabilities = logits.softmax(-1).gather(-1, classes[:, None])[:, 0]
@@ -246,7 +246,7 @@ class Measurement(nn.Module):
         if isinstance(explainer := self.explainers[name], SelfExplainer):
             metrics["accuracy"].update(explainer.logits(batch["image"]).argmax(-1), batch["label"])
         if "truth" in batch:
-            metrics["localization"].update(ranked(explained[name], self.settings.order), batch["truth"])
+            metrics["localization"].update(rank_patches(explained[name], self.settings.order), batch["truth"])
         reference = self.settings.reference
         if reference is not None and reference != name:
             for metric in self.settings.agreement:
@@ -263,7 +263,7 @@ class Measurement(nn.Module):
             # A metric without an update is NaN and left out; all processes compute all metrics, or they would deadlock
             warnings.filterwarnings("ignore", ".*was called before the ``update`` method.*")
             for name, metrics in self._metrics():
-                kept = image_scores(metrics)
+                kept = collect_scores(metrics)
                 results[name] = numbers(metrics, kept)
                 if getattr(self.explainers[name], "ignores_classes", False):
                     results[name]["ignores_classes"] = True

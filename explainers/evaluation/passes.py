@@ -45,7 +45,7 @@ def explain(
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(images.device)
     start = now(images.device)
-    with counted_passes(target, explainer) as count:
+    with count_passes(target, explainer) as count:
         if isinstance(explainer, DetailedExplainer):
             explanation = explainer.details(images, classes)
         else:
@@ -62,7 +62,7 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def modules_of(explainers: Iterable[object]) -> nn.ModuleList:
+def find_modules(explainers: Iterable[object]) -> nn.ModuleList:
     """The explainers that are modules; any function is an explainer, too."""
     return nn.ModuleList(explainer for explainer in explainers if isinstance(explainer, nn.Module))
 
@@ -76,19 +76,19 @@ class Count:
 
 
 @contextmanager
-def counted_passes(*explainers: object) -> Iterator[Count]:
+def count_passes(*explainers: object) -> Iterator[Count]:
     """Count the images that go through every `TargetModel` of these modules; one batch of 8 masked images counts 8.
 
     Models inside the `network` of a learned explainer are not counted.
 
     >>> import timm, torch
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2))
-    >>> with counted_passes(target) as count:
+    >>> with count_passes(target) as count:
     ...     _ = target(torch.zeros(3, 3, 160, 160, dtype=torch.uint8))
     >>> count.images
     3
     """
-    named = [pair for pair in modules_of(explainers).named_modules() if isinstance(pair[1], TargetModel)]
+    named = [pair for pair in find_modules(explainers).named_modules() if isinstance(pair[1], TargetModel)]
     backbones = {id(part.backbone): part.backbone for name, part in named if "network" not in name.split(".")}
     count = Count()
     with ExitStack() as stack:

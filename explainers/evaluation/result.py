@@ -13,7 +13,7 @@ from explainers.metrics.curves import Curve
 from explainers.metrics.perturbation import curve_columns
 from explainers.models import TargetModel
 from explainers.posthoc import build
-from explainers.posthoc.defaults import quick_method
+from explainers.posthoc.defaults import build_quick_method
 
 CURVES: tuple[Curve, ...] = ("fidelity_plus", "fidelity_minus")
 """The curves that are measured where none are named."""
@@ -70,14 +70,14 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
     return f"{row[key]:.3f}" + (f" ± {row[f'{key}_error']:.3f}".replace("0.", ".") if f"{key}_error" in row else "")
 
 
-def columns_of(curves: Sequence[str], cost: bool = True) -> dict[str, str]:
+def list_columns(curves: Sequence[str], cost: bool = True) -> dict[str, str]:
     """Number → title of its column, of curves, and of what an explanation costs."""
     return curve_columns(curves) | (COST_COLUMNS if cost else {})
 
 
 def build_baselines(target: TargetModel, grid: PatchGrid) -> dict[str, nn.Module]:
     """Name → explainer: the first quick method that explains the target on this grid, and chance."""
-    return {**quick_method(target, grid), "chance": build("Chance", target, grid)}
+    return {**build_quick_method(target, grid), "chance": build("Chance", target, grid)}
 
 
 def explain_by_baselines(explainer: Any, images: Tensor) -> tuple[dict[str, Tensor], dict[str, bool]]:
@@ -106,5 +106,5 @@ def measure_beside_baselines(explainer: Any, batches: Iterable[Tensor], levels: 
     explainers = {type(explainer).__name__: explainer, **build_baselines(explainer.target, explainer.grid)}
     settings = Evaluation(explainer.grid, CURVES, levels, localization=(), agreement=())
     results, _ = measure(explainer.target, explainers, ({"image": images} for images in batches), settings)
-    keys = [key for name in columns_of(CURVES, cost=False) for key in (name, f"{name}_error")]
+    keys = [key for name in list_columns(CURVES, cost=False) for key in (name, f"{name}_error")]
     return {name: {key: float(row[key]) for key in keys if key in row} for name, row in results.items()}

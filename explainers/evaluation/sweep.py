@@ -12,7 +12,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.metrics.additivity import Infidelity, SensitivityN, sized_coalitions, subset_sizes
 from explainers.metrics.perturbation import importance_order, inner_levels, perturbation_sweep
 from explainers.metrics.saco import SaCo, group_saliences, salience_groups
-from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensitivity, random_weights, replaced
+from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensitivity, random_weights, replace_weights
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal, masked_outputs
 
@@ -22,7 +22,7 @@ Order = Literal["patches", "pixels", "saliency"]
 
 
 @checks_choices
-def ranked(explanation: Details, order: Order) -> Tensor:
+def rank_patches(explanation: Details, order: Order) -> Tensor:
     """The map that is ranked, and compared with objects: (B, H, W) for `saliency` if there is one, or (B, P, P)."""
     return explanation.heatmaps if order != "saliency" or explanation.pixels is None else explanation.pixels
 
@@ -112,7 +112,7 @@ class Sweep:
 
         Args:
             normalised: images, (B, C, H, W).
-            heatmaps: what is `ranked`; of equal scores, see `importance_order`.
+            heatmaps: what is `rank_patches`; of equal scores, see `importance_order`.
             index: index of each image in the data set, (B,).
             classes: the explained class of each image, (B,).
             labels: the label of each image, (B,), −1 if it is unknown.
@@ -208,7 +208,7 @@ class Probes:
             changes = max_sensitivity(explainer, given["image"], given["classes"], given["index"], heatmaps, DRAWS)
             metrics["max_sensitivity"].update(changes)
         if "randomisation" in self.names and not cached:
-            with replaced(self.sweep.target, self.weights):
+            with replace_weights(self.sweep.target, self.weights):
                 metrics["randomisation"].update(heatmaps, explainer(given["image"], given["classes"]))
 
     def _drops(self, given: Mapping[str, Tensor], keep: Tensor) -> Tensor:

@@ -33,12 +33,12 @@ class CorruptImage(InputError):
     """An image file that cannot be decoded, or whose brightest possible value is unknown."""
 
 
-def as_rgb(image: Image.Image) -> Image.Image:
+def convert_to_rgb(image: Image.Image) -> Image.Image:
     """Convert to 3 channels of 8 bits. Grey is repeated, transparent pixels show white, 16 bits keep their high byte.
 
     An InputError for floats, more than 16 bits, or 8 or 12 bits in 16, whose brightest possible value is unknown.
 
-    >>> as_rgb(Image.fromarray(np.array([[0x8102]], dtype=np.uint16))).getpixel((0, 0))
+    >>> convert_to_rgb(Image.fromarray(np.array([[0x8102]], dtype=np.uint16))).getpixel((0, 0))
     (129, 129, 129)
     """
     if image.mode.startswith(("I", "F")):  # more than 8 bits: Pillow would clip them at 255
@@ -128,7 +128,7 @@ def stored_size(path: Path) -> tuple[int, int]:
 
 
 def read_image(path: Path, upright: bool = True) -> Image.Image:
-    """Decode a file to RGB at its stored size, see `as_rgb`.
+    """Decode a file to RGB at its stored size, see `convert_to_rgb`.
 
     Args:
         path: the image file.
@@ -145,7 +145,7 @@ def _as_upright_rgb(name: str | Path, image: Image.Image, upright: bool = True) 
     if upright:
         turn_upright(image)
     try:
-        return as_rgb(image)
+        return convert_to_rgb(image)
     except DECODING_ERRORS as error:  # also InputError
         raise CorruptImage(f"{name}: {error}") from error
 

@@ -132,12 +132,12 @@ class MeanOfImages(PerImage):
             return moments(self.rows())[2][0].float()
 
 
-def image_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
+def collect_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
     """Name → number of each image, (images,), of those metrics (by name) that keep them."""
     scores: dict[str, Tensor] = {}
     for name, metric in metrics.items():
         if isinstance(metric, MetricCollection):
-            scores |= image_scores(dict(metric.items()))
+            scores |= collect_scores(dict(metric.items()))
         elif isinstance(metric, PerImage):
             scores |= metric.scores(name)
     return scores
@@ -150,7 +150,7 @@ def numbers(metrics: Mapping[str, Any], scores: Mapping[str, Tensor]) -> dict[st
 
     Args:
         metrics: name → metric.
-        scores: the `image_scores` of the metrics.
+        scores: the `collect_scores` of the metrics.
     """
     computed: dict[str, Tensor] = {}
     for name, metric in metrics.items():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError, checks_choices
-from explainers.masking import level_sizes, most_important
+from explainers.masking import level_sizes, select_most_important
 from explainers.metrics.curves import CURVES, QUANTITIES, TOP, Curve
 from explainers.metrics.means import PerImage, moments
 from explainers.sampling import random_patches
@@ -71,7 +71,7 @@ def perturbation_sweep(
     >>> curves[0, QUANTITIES.index("probability")].round(decimals=6).tolist()
     [[1.0, 0.25, 0.0], [0.0, 0.75, 1.0]]
     """
-    important = most_important(order, levels, until)  # (B, Q, N)
+    important = select_most_important(order, levels, until)  # (B, Q, N)
     inner = inner_levels(levels, until)
     masks = [keep[:, 1 : 1 + inner] for keep, needed in zip((~important, important), sides, strict=True) if needed]
     if ends is None:  # both curves begin, and if all is removed end, at the whole and the empty image

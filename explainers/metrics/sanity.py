@@ -99,7 +99,7 @@ def _redrawn(values: Tensor, key: str) -> Tensor:
 
 
 @contextmanager
-def replaced(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+def replace_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Replace the values of some parameters inside this context; on exit, also by an exception, restore them exactly.
 
     The module is changed in place, so that every object that holds it uses the new values of `random_weights`.

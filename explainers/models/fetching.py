@@ -16,7 +16,7 @@ from timm.models import PretrainedCfg, get_pretrained_cfg, load_checkpoint
 from timm.models import load_state_dict as read_checkpoint
 from torch import nn
 
-from explainers.errors import InputError, meant
+from explainers.errors import InputError, suggest_names
 from explainers.models.heads import DistilledHead
 from explainers.models.model import TargetModel
 from explainers.saved.weights import check_floating, save_weights
@@ -79,8 +79,8 @@ def similar_targets(name: str, files: Sequence[str] = ()) -> str:
     """Suggest the names of files and of timm's models that are most similar to another name, or say which there are."""
     tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
     if tags:  # the model exists, and its weights do not
-        return meant(name, tags)
-    suggestion = meant(name, [*files, *timm.list_models(), *timm.list_pretrained()])
+        return suggest_names(name, tags)
+    suggestion = suggest_names(name, [*files, *timm.list_models(), *timm.list_pretrained()])
     if suggestion.startswith("did you mean"):
         return suggestion
     return f"there are {', '.join([*files, 'all names of timm.list_models()'])}"

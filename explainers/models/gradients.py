@@ -39,7 +39,7 @@ def check_gradients(target: TargetModel, what: Hashable) -> Iterator[None]:
     passed.update(called)
 
 
-def gradient_at(inputs: Tensor, scores: Tensor, target: TargetModel, where: str) -> Tensor:
+def compute_gradient(inputs: Tensor, scores: Tensor, target: TargetModel, where: str) -> Tensor:
     """The gradient of the sum of scores at their inputs; an UnsupportedModel that names `where` if there is none."""
     found = torch.autograd.grad(scores.sum(), inputs, allow_unused=True)[0] if scores.requires_grad else None
     if found is None:

@@ -43,7 +43,7 @@ class NoHead(nn.Module):
         )
 
 
-def two_logits(head: nn.Module) -> nn.Module:
+def split_single_logit(head: nn.Module) -> nn.Module:
     """Convert a linear head of a single logit z, whose probability is sigmoid(z), to the head of two logits ∓ z / 2.
 
     Their softmax is (1 − sigmoid(z), sigmoid(z)), so their cross entropy is the binary cross entropy of z. The
@@ -51,11 +51,11 @@ def two_logits(head: nn.Module) -> nn.Module:
 
     >>> sigmoid = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.constant_(sigmoid.weight, 4.0)
-    >>> two_logits(sigmoid)(torch.tensor([[1.0]])).tolist()
+    >>> split_single_logit(sigmoid)(torch.tensor([[1.0]])).tolist()
     [[-2.0, 2.0]]
     """
     if isinstance(head, DistilledHead):
-        return DistilledHead(two_logits(head.head), two_logits(head.head_dist))
+        return DistilledHead(split_single_logit(head.head), split_single_logit(head.head_dist))
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         return head
     linear = nn.Linear(head.in_features, 2, head.bias is not None, device=head.weight.device)

@@ -45,10 +45,10 @@ def check_labels(labels: Tensor, num_classes: int, otherwise: str) -> None:
         )
 
 
-def checked_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tensor:
+def validate_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tensor:
     """Return the classes to explain as int64; an InputError unless they are one integer from 0 to K − 1 for each image.
 
-    >>> checked_classes(torch.tensor([2], dtype=torch.int32), torch.zeros(1, 3, 4, 4), num_classes=3).dtype
+    >>> validate_classes(torch.tensor([2], dtype=torch.int32), torch.zeros(1, 3, 4, 4), num_classes=3).dtype
     torch.int64
     """
     if not isinstance(classes, Tensor):
@@ -84,7 +84,7 @@ def check_functionals(functionals: Tensor, images: Tensor, width: int) -> None:
         )
 
 
-def functionals_at(functionals: Functionals, images: Tensor, width: int) -> Callable[[Tensor], Tensor]:
+def resolve_functionals(functionals: Functionals, images: Tensor, width: int) -> Callable[[Tensor], Tensor]:
     """A function of the embeddings (B, D) → functionals (B, V, D), checked; V is 1 for functionals (B, D)."""
     if isinstance(functionals, Tensor):
         check_functionals(functionals, images, width)

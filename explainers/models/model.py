@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
-from explainers.models.heads import DistilledHead, load_head, take_head, two_logits
+from explainers.models.heads import DistilledHead, load_head, split_single_logit, take_head
 from explainers.models.inputs import zero_to_one
 from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
@@ -32,7 +32,7 @@ class TargetModel(nn.Module):
     Args:
         model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`.
         head: a head for another task on the same backbone, or the path of its file; `None` keeps the model's own head.
-            A linear head of a single logit is converted, see `heads.two_logits`. A model without a head, such as
+            A linear head of a single logit is converted, see `heads.split_single_logit`. A model without a head, such as
             DINOv2, only embeds.
 
     Raises:
@@ -65,7 +65,7 @@ class TargetModel(nn.Module):
         # Any because timm has none for what its models share
         flat = all(weight.dim() <= 4 for weight in model.parameters())
         self.backbone: Any = model.to(memory_format=torch.channels_last) if flat else model
-        self.head: Any = two_logits(head)
+        self.head: Any = split_single_logit(head)
         self.classes: list[str] = list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
         config = timm.data.resolve_model_data_config(model)

@@ -11,11 +11,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from explainers.errors import InputError, checks_choices
-from explainers.masking import PatchGrid, Removal, in_chunks, mask_pixels
+from explainers.masking import PatchGrid, Removal, apply_in_chunks, mask_pixels
 from explainers.models.model import TargetModel
 
 
-def can_drop(target: TargetModel) -> bool:
+def supports_drop(target: TargetModel) -> bool:
     """Whether tokens of hidden patches can leave the sequence of this target (removal `drop`)."""
     return isinstance(target.backbone, VisionTransformer | Eva)
 
@@ -23,7 +23,7 @@ def can_drop(target: TargetModel) -> bool:
 @checks_choices
 def check_removal(target: TargetModel, removal: Removal) -> None:
     """Raise an InputError unless this target supports `removal`."""
-    if removal == "drop" and not can_drop(target):
+    if removal == "drop" and not supports_drop(target):
         raise InputError(
             f"expected a ViT for removal=drop, got {target.name}, which cannot drop tokens: take removal=zero or"
             " removal=black"
@@ -65,7 +65,7 @@ def masked_outputs(
             return function(embed_visible(target, images, masks))
         return function(target.embed(mask_pixels(images, masks, grid, fill)))
 
-    return in_chunks(compute, normalised, keep, chunk_size, by_size=removal == "drop")
+    return apply_in_chunks(compute, normalised, keep, chunk_size, by_size=removal == "drop")
 
 
 @checks_choices

@@ -15,8 +15,8 @@ from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, add_maps, r
 from explainers.posthoc.propagation import LRP_RULES, positive_seeds
 from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import (
-    blocks_of,
     embed_tokens,
+    find_blocks,
     head_projections,
     layer_index,
     num_prefix_tokens,
@@ -188,7 +188,9 @@ class TAM(WhiteBox):
         self.grid.check(images)
         functionals, attention, gradients = None, [], []
         for alpha in torch.linspace(1, 0, self.steps).tolist():
-            with record_pass(self.target, self.rules, attention=True, start=len(blocks_of(self.target)) - 1) as record:
+            with record_pass(
+                self.target, self.rules, attention=True, start=len(find_blocks(self.target)) - 1
+            ) as record:
                 embeddings = self.target.embed(alpha * self.target.normalise(images))
             if functionals is None:  # alpha is 1: this is the image itself
                 functionals, attention = functionals_of(embeddings), [weights.detach() for weights in record.attention]

@@ -16,8 +16,8 @@ from explainers.posthoc.patch_vectors import PatchVectors
 from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import (
     apply_mlp,
-    blocks_of,
     embed_each,
+    find_blocks,
     head_projections,
     num_prefix_tokens,
     project_heads,
@@ -69,8 +69,8 @@ class GradECLIP(WhiteBox):
     ) -> None:
         super().__init__(target, grid, output)
         check_integers(layers=layers)
-        check_range(1, len(blocks_of(target)), layers=layers)
-        self.start = len(blocks_of(target)) - layers
+        check_range(1, len(find_blocks(target)), layers=layers)
+        self.start = len(find_blocks(target)) - layers
         self.similarity = similarity
         if similarity == "projected":
             head_projections(target, self.start)
@@ -111,7 +111,7 @@ class DenseSimilarity(PatchVectors):
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, output)
         readout(target, 1)  # raises an UnsupportedModel for windows and attention pooling
-        self.last = len(blocks_of(target)) - 1
+        self.last = len(find_blocks(target)) - 1
         head_projections(target, self.last)
         if target.distilled:
             raise UnsupportedModel("one class token or average pooling", target.name, "another method, such as GAE")

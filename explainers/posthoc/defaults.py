@@ -8,7 +8,7 @@ from torch import nn
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.posthoc.names import build, labelled
+from explainers.posthoc.names import build, label_methods
 
 Purpose = Literal["classes", "texts", "likeness"]
 """What is explained: classes, texts, or why images are alike."""
@@ -31,9 +31,9 @@ QUICK = 100
 """Largest number of forward passes of a method that is measured on many images without being asked for."""
 
 
-def quick_method(target: TargetModel, grid: PatchGrid) -> dict[str, nn.Module]:
+def build_quick_method(target: TargetModel, grid: PatchGrid) -> dict[str, nn.Module]:
     """Build the first default method for classes that takes `QUICK` passes at most: label → method; empty if none."""
-    for label, (name, options) in labelled(DEFAULT_METHODS["classes"]).items():
+    for label, (name, options) in label_methods(DEFAULT_METHODS["classes"]).items():
         with suppress(InputError):
             method = build(name, target, grid, options)
             if getattr(method, "forward_passes", 1) <= QUICK:

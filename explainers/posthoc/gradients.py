@@ -10,7 +10,7 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Layerwise, add_maps
 from explainers.posthoc.white_box import Gradients, Output, Reads
-from explainers.transformer.blocks import blocks_of
+from explainers.transformer.blocks import find_blocks
 from explainers.transformer.recording import Record
 
 
@@ -74,7 +74,7 @@ class AttIxG(Layerwise):
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0, next_input: bool = False
     ) -> None:
         super().__init__(target, grid, output, layer)
-        if next_input and self.start == len(blocks_of(target)) - 1:
+        if next_input and self.start == len(find_blocks(target)) - 1:
             raise InputError(
                 f"expected a layer before the last one of {target.name}, because next_input reads the layer after it,"
                 f" got layer={layer}: take a lower layer or next_input=False"

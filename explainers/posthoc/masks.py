@@ -14,13 +14,13 @@ from explainers import Details
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal, neighbourhoods
 from explainers.models import TargetModel
-from explainers.models.inputs import checked_classes
+from explainers.models.inputs import validate_classes
 from explainers.models.removal import check_removal, masked_probabilities
 from explainers.posthoc.soft_masks import (
     cosine_distances,
     mean_similarity,
     patch_means,
-    soft_masked_scores,
+    score_soft_masks,
     unit_range,
     upsample,
     upsample_masks,
@@ -70,7 +70,7 @@ class MaskMethod(nn.Module):
     def _prepare(self, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Check uint8 images and their classes, and return normalised images and the classes."""
         self.grid.check(images)
-        classes = checked_classes(classes, images, self.target.num_classes)
+        classes = validate_classes(classes, images, self.target.num_classes)
         return self.target.normalise(images), classes
 
 
@@ -186,7 +186,7 @@ class RISE(SoftMaskMethod):
         count, size, device = self.masks, normalised.shape[-1], normalised.device
         masks = RandomMasks(count, self.cells, self.probability, size=size, seed=self.seed, device=device)
         image = torch.arange(len(normalised), device=device).repeat_interleave(count)
-        scores = soft_masked_scores(
+        scores = score_soft_masks(
             self.target, normalised, classes, image, lambda pairs: masks(pairs % count), chunk_size=self.chunk_size
         )
         sums = weighted_sums(masks, scores.view(-1, count), self.chunk_size)
@@ -231,7 +231,7 @@ class ScoreCAM(SoftMaskMethod):
         of_images = zip(masks.view_as(features), varies.view(count, -1), strict=True)
         similarity = torch.stack([mean_similarity(cosine_distances(own[which], size)) for own, which in of_images])
         image = torch.arange(count, device=normalised.device).repeat_interleave(features.shape[1])
-        scores = soft_masked_scores(
+        scores = score_soft_masks(
             self.target, normalised, classes, image, upsample_masks(masks, size), chunk_size=self.chunk_size
         ).view(count, -1)
         softmax = self.combine == "softmax"

@@ -31,10 +31,10 @@ def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]
     >>> methods_for(TargetModel(timm.create_model("test_resnet", num_classes=2)))[:4]
     ['CAM', 'Chance', 'DeepLift', 'ElementWiseCAM']
     """
-    return list(built_for(target, grid))
+    return list(build_supported(target, grid))
 
 
-def built_for(target: TargetModel, grid: PatchGrid | None = None) -> dict[str, nn.Module]:
+def build_supported(target: TargetModel, grid: PatchGrid | None = None) -> dict[str, nn.Module]:
     """Build all methods that explain a model: name → method. A method says what a model lacks when it is built."""
     grid, built = grid or target.grid, {}
     for method in posthoc.method_names():
@@ -128,7 +128,7 @@ def _check_options(kind: Any, options: Mapping[str, Any], aggregation: str) -> N
             raise InputError(f"expected {option} of {name} as {expected}, got {option}={value}")
 
 
-def passes_option(method: str) -> str | None:
+def find_passes_option(method: str) -> str | None:
     """Return the option that sets the number of forward passes of a method by its name, such as masks of RISE."""
     options = inspect.signature(_find_class(method.partition("-")[0])).parameters
     return next((option for option in ("masks", "samples", "steps") if option in options), None)
@@ -139,15 +139,15 @@ def _aggregation_options(aggregation: str) -> list[str]:
     return list(inspect.signature(getattr(posthoc, aggregation)).parameters)[3:] if aggregation else []
 
 
-def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+def label_methods(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
     """Label every entry of a list of methods with its name and its options: label → name, options.
 
     An entry is a name, or a dictionary of one name and its options. An option with a list of values gives one method
     for each value. An InputError refuses other entries, and entries with the same label.
 
-    >>> labelled(["GAE", {"TokenTM": {"scale": "softmax"}}])
+    >>> label_methods(["GAE", {"TokenTM": {"scale": "softmax"}}])
     {'GAE': ('GAE', {}), 'TokenTM(scale=softmax)': ('TokenTM', {'scale': 'softmax'})}
-    >>> list(labelled([{"DecompX-PLUS": {"start": [0, 6]}}]))
+    >>> list(label_methods([{"DecompX-PLUS": {"start": [0, 6]}}]))
     ['DecompX-PLUS(start=0)', 'DecompX-PLUS(start=6)']
     """
     if isinstance(methods, str) or not all(_is_entry(entry) for entry in methods):
@@ -180,6 +180,6 @@ def _is_entry(entry: Any) -> bool:
 def build_all(
     methods: Sequence[Any], target: TargetModel, grid: PatchGrid, only: Collection[str] | None = None
 ) -> dict[str, nn.Module]:
-    """Build methods: label → method, see `labelled`. `only` restricts them to these labels."""
-    chosen = {label: parts for label, parts in labelled(methods).items() if only is None or label in only}
+    """Build methods: label → method, see `label_methods`. `only` restricts them to these labels."""
+    chosen = {label: parts for label, parts in label_methods(methods).items() if only is None or label in only}
     return {label: build(name, target, grid, options) for label, (name, options) in chosen.items()}

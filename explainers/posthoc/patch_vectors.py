@@ -8,9 +8,9 @@ from torch import Tensor
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.models.inputs import Functionals, functionals_at
+from explainers.models.inputs import Functionals, resolve_functionals
 from explainers.posthoc.white_box import FunctionalMethod, Output
-from explainers.transformer.blocks import blocks_of, layer_index, middle_layer
+from explainers.transformer.blocks import find_blocks, layer_index, middle_layer
 from explainers.transformer.direct_paths import check_direct, direct_paths, head_paths, parse_heads, record_direct
 from explainers.transformer.path_flow import check_flow, path_flow, record_flow
 
@@ -118,7 +118,7 @@ class DirectPaths(PatchVectors):
         `self.blocks`.
         """
         self.grid.check(images)
-        functionals_of = functionals_at(functionals, images, self.target.embed_dim)
+        functionals_of = resolve_functionals(functionals, images, self.target.embed_dim)
         with record_direct(self.target, self.blocks) as record:
             embeddings = self.target.embed(self.target.normalise(images))
         scores = head_paths(self.target, record, functionals_of(embeddings)).float().sum(3).movedim(-1, 1)
@@ -159,5 +159,5 @@ class PathFlow(PatchVectors):
 
 def list_blocks(target: TargetModel, start: int | None) -> list[int]:
     """Return the indices of the blocks from `start` on; `None` is the middle one."""
-    first = middle_layer(blocks_of(target)) if start is None else layer_index(target, start)
-    return list(range(first, len(blocks_of(target))))
+    first = middle_layer(find_blocks(target)) if start is None else layer_index(target, start)
+    return list(range(first, len(find_blocks(target))))

@@ -17,8 +17,8 @@ from explainers import Details
 from explainers.errors import UnsupportedModel, check_positive, check_range, needs
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.models.gradients import check_gradients, gradient_at, no_gradient
-from explainers.models.inputs import Functionals, checked_classes, functionals_at
+from explainers.models.gradients import check_gradients, compute_gradient, no_gradient
+from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
 from explainers.runtime.progress import advance
 from explainers.sampling import uniform
@@ -68,7 +68,7 @@ def mean_gradients(
             where, factors = points(part, numbers)
             inputs = where.flatten(0, 1).detach().requires_grad_()
             at_points = score(inputs, wanted[image].repeat_interleave(len(numbers), 0))
-            gradients = gradient_at(inputs, at_points, target, "its logits").unflatten(0, where.shape[:2])
+            gradients = compute_gradient(inputs, at_points, target, "its logits").unflatten(0, where.shape[:2])
             total += (gradients * factors * weights[numbers, None, None, None]).sum(1)
             advance(len(inputs))
             of_points.append(at_points.detach().unflatten(0, where.shape[:2]))
@@ -121,7 +121,7 @@ class PixelExplainer(nn.Module):
     def details(self, images: Tensor, classes: Tensor) -> Details:
         """Explain the logits of classes (B,) of uint8 images (B, C, H, W), with saliency maps of pixels."""
         self.grid.check(images)
-        return self._explanation(images, checked_classes(classes, images, self.target.num_classes))
+        return self._explanation(images, validate_classes(classes, images, self.target.num_classes))
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         return self.details(images, classes).heatmaps
@@ -133,7 +133,7 @@ class PixelExplainer(nn.Module):
         if not isinstance(functionals, Tensor):
             with torch.no_grad():
                 embeddings = self.target.embed(self.target.normalise(images))
-        found = functionals_at(functionals, images, self.target.embed_dim)(embeddings)
+        found = resolve_functionals(functionals, images, self.target.embed_dim)(embeddings)
         heatmaps = torch.stack([self._explanation(images, v).heatmaps for v in found.unbind(1)], 1)
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 

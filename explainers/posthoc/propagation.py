@@ -12,7 +12,7 @@ from explainers.models import TargetModel
 from explainers.posthoc.gradients import FullGrad, InputXGradient
 from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.white_box import Output, WhiteBox
-from explainers.transformer.blocks import blocks_of
+from explainers.transformer.blocks import find_blocks
 from explainers.transformer.rules import Rules
 
 FROZEN = Rules(attention="frozen", norm="frozen", activation="ratio")
@@ -90,7 +90,7 @@ def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
         if method.rules != Rules() or method.ignores_classes:
             name = type(method).__name__
             raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {name} is not one")
-        blocks_of(target)  # raises an InputError for a CNN, whose stages have no rules
+        find_blocks(target)  # raises an InputError for a CNN, whose stages have no rules
         method.rules = FROZEN
         return method
 

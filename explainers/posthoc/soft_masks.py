@@ -15,7 +15,7 @@ Masks = Callable[[Tensor], Tensor]
 """Function from numbers of masks (n,) to the masks, (n, 1, H, W) in [0, 1]."""
 
 
-def soft_masked_scores(
+def score_soft_masks(
     target: TargetModel,
     normalised: Tensor,
     classes: Tensor,

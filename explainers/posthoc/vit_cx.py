@@ -16,7 +16,7 @@ from explainers.posthoc.soft_masks import (
     cosine_distances,
     gaussian_noise,
     mean_similarity,
-    soft_masked_scores,
+    score_soft_masks,
     unit_range,
     upsample_masks,
     weighted_sums,
@@ -199,7 +199,7 @@ class ViTCX(SoftMaskMethod):
             return self.sigma * gaussian_noise(of_noise[pairs], normalised.shape[1:], self.seed)
 
         def probabilities(background: Callable[[Tensor], Tensor] | None) -> Tensor:
-            return soft_masked_scores(self.target, normalised, classes, image, pixels, background, self.chunk_size)
+            return score_soft_masks(self.target, normalised, classes, image, pixels, background, self.chunk_size)
 
         if not self.sigma:
             return list(probabilities(None).split(counts))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.models.gradients import gradient_at
-from explainers.models.inputs import Functionals, checked_classes, functionals_at
-from explainers.transformer.blocks import blocks_of, head_projections, is_transformer, num_prefix_tokens, readout
+from explainers.models.gradients import compute_gradient
+from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
+from explainers.transformer.blocks import find_blocks, head_projections, is_transformer, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, record_pass
 from explainers.transformer.rules import Rules
 from explainers.transformer.stages import find_stages, record_stages
@@ -46,7 +46,7 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
         of_class = (logits.softmax(-1) if output == "probability" else logits).gather(-1, own)[:, 0]
         if output == "log_odds" and logits.shape[-1] > 1:  # a single logit is the log-odds itself
             of_class = of_class - logits.scatter(-1, own, -torch.inf).logsumexp(-1)
-        return gradient_at(embeddings, of_class, target, "its head")
+        return compute_gradient(embeddings, of_class, target, "its head")
 
 
 def sum_on_grid(scores: Tensor, side: int) -> Tensor:
@@ -116,7 +116,7 @@ class FunctionalMethod(nn.Module):
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
-        wanted = checked_classes(classes, images, self.target.num_classes)
+        wanted = validate_classes(classes, images, self.target.num_classes)
 
         def functionals_of(embeddings: Tensor) -> Tensor:
             return class_functionals(self.target, embeddings, wanted, self.output)[:, None]
@@ -125,7 +125,7 @@ class FunctionalMethod(nn.Module):
 
     def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding in one forward pass, see `FunctionalExplainer`."""
-        heatmaps = self.explain_all(images, functionals_at(functionals, images, self.target.embed_dim))
+        heatmaps = self.explain_all(images, resolve_functionals(functionals, images, self.target.embed_dim))
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -179,12 +179,12 @@ class WhiteBox(FunctionalMethod):
         if self.on_stages:
             return record_stages(self.target, self.start)
         # A method that ignores classes needs no gradients, so no layer keeps its graph
-        start = len(blocks_of(self.target)) if self.ignores_classes else self.start
+        start = len(find_blocks(self.target)) if self.ignores_classes else self.start
         return record_pass(self.target, self.rules, self.reads.attention, self.reads.biases, start, self.reads.norms)
 
     def layers(self) -> list[nn.Module]:
         """Return the layers: the blocks of a transformer, or the stages of a CNN if the method takes them."""
-        return find_stages(self.target) if self.on_stages else blocks_of(self.target)
+        return find_stages(self.target) if self.on_stages else find_blocks(self.target)
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores of tokens (B, V, T), or of feature maps (B, V, h, w), to the grid: (B, V, P, P)."""

@@ -9,7 +9,7 @@ from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.functionals import head_functionals
-from explainers.models.inputs import check_functionals, checked_classes
+from explainers.models.inputs import check_functionals, validate_classes
 from explainers.models.removal import masked_outputs
 from explainers.refinement.coalitions import (
     EARLIEST,
@@ -194,7 +194,7 @@ class Refinement:
     @ordinary_tensors()
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """v (B, 1, D) of the explained score of classes (B,) at the images, and the prior heatmaps (B, 1, N)."""
-        classes = checked_classes(classes, self.prior.images, self.target.num_classes)
+        classes = validate_classes(classes, self.prior.images, self.target.num_classes)
         functionals = head_functionals(self.target.head, self.prior.embeddings, self.temperature, classes)[:, None]
         return functionals, self.prior.of_classes(classes, functionals)
 

@@ -8,7 +8,7 @@ import torch
 
 from explainers.errors import InputError
 from explainers.metrics.pairs import CONFIDENCE, Pairs, paired_differences
-from explainers.report.labels import direction, names_in, title_of
+from explainers.report.labels import direction, make_title, names_in
 from explainers.report.tables import markdown
 from explainers.results.reading import ImageScores, Results
 
@@ -16,7 +16,7 @@ Compared = Mapping[str, Mapping[str, tuple[list[str], Pairs]]]
 """Task → number → the explainers that have it for two images or more, and their pairs."""
 
 
-def compared(results: Results, scores: Mapping[str, ImageScores], numbers: Mapping[str, str]) -> Compared:
+def compare_pairs(results: Results, scores: Mapping[str, ImageScores], numbers: Mapping[str, str]) -> Compared:
     """Compare all explainers of `results`, in their order, in pairs: each of the numbers, from `scores` of images."""
     pairs: dict[str, dict[str, tuple[list[str], Pairs]]] = {}
     for task, explainers in results.items():
@@ -36,7 +36,7 @@ def difference_tables(
 
     Args:
         results: task → explainer → numbers.
-        pairs: the explainers of `results`, `compared`.
+        pairs: the explainers of `results`, `compare_pairs`.
         titles: number → column title, with an arrow towards better values.
         minus: name of the explainer that is subtracted from the others; `None` subtracts the best of each number.
     """
@@ -55,7 +55,7 @@ def difference_tables(
             best = max(names, key=lambda name: sign * results[task][name][number])
             for name in results[task]:
                 cells[name][titles[number]] = _cell(name, minus or best, names, of_number)
-        lines += [{"Task": task, "Explainer": title_of(name)} | row for name, row in cells.items()]
+        lines += [{"Task": task, "Explainer": make_title(name)} | row for name, row in cells.items()]
     columns = list(dict.fromkeys(key for line in lines for key in line))
     table = markdown([{key: line.get(key, "–") for key in columns} for line in lines])
     return {"differences.md": f"{legend(minus)}\n\n{table}", "differences.csv": _comma_separated(pairs)}
@@ -63,7 +63,7 @@ def difference_tables(
 
 def legend(minus: str | None) -> str:
     """One line that says what a table of differences shows."""
-    base = "the best of the task in each column" if minus is None else title_of(minus)
+    base = "the best of the task in each column" if minus is None else make_title(minus)
     return (
         f"Each explainer minus {base}, on the same images; ± half of the {100 * CONFIDENCE:.0f} % interval of one pair;"
         f" `*`: p < {1 - CONFIDENCE:.2f}, corrected for all pairs of explainers of the task (Holm)"

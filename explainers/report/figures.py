@@ -10,7 +10,14 @@ from matplotlib.figure import Figure
 
 from explainers.errors import InputError
 from explainers.metrics.curves import CURVES
-from explainers.report.labels import colours_of, direction, legend_below, names_in, scale_logarithmically, title_of
+from explainers.report.labels import (
+    choose_colours,
+    direction,
+    legend_below,
+    make_title,
+    names_in,
+    scale_logarithmically,
+)
 from explainers.results.reading import COSTS, Results
 
 SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
@@ -24,11 +31,11 @@ def fidelity_curves(results: Results) -> Figure:
     sides = _sides(results, "_curve")
     figure = Figure(figsize=(1 + 3.2 * len(results), 3.1 * len(sides)), layout="constrained")
     axes = figure.subplots(len(sides), len(results), squeeze=False, sharex=True, sharey="row")
-    colours = colours_of(names_in(results))
+    colours = choose_colours(names_in(results))
     for column, (task, explainers) in enumerate(results.items()):
         for axis, side in zip(axes[:, column], sides, strict=True):
             for name, numbers in explainers.items():
-                label = title_of(name)
+                label = make_title(name)
                 axis.plot(numbers["sparsity"], numbers[f"{side}_curve"], color=colours[name], label=label)
             axis.grid(alpha=0.3)
         axes[0, column].set_title(task)
@@ -64,12 +71,12 @@ def fidelity_against_speed(results: Results) -> Figure:
     require(results, "fidelity_plus", "images_per_second")
     figure = Figure(figsize=(1 + 3.2 * len(results), 3.6), layout="constrained")
     axes = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
-    colours = colours_of(names_in(results))
+    colours = choose_colours(names_in(results))
     for axis, (task, explainers) in zip(axes, results.items(), strict=True):
         for name, numbers in explainers.items():
             place = numbers["images_per_second"], numbers["fidelity_plus"]
             axis.errorbar(
-                *place, numbers.get("fidelity_plus_error"), fmt="o", color=colours[name], label=title_of(name)
+                *place, numbers.get("fidelity_plus_error"), fmt="o", color=colours[name], label=make_title(name)
             )
         scale_logarithmically(axis, "x")
         axis.grid(alpha=0.3)
@@ -95,7 +102,7 @@ def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> 
         raise InputError(
             f"expected all explainers on all tasks, got no {', '.join(missing)}: measure or leave them out"
         )
-    colours = colours_of(names_in(results))
+    colours = choose_colours(names_in(results))
     height = 3 + 0.08 * max(map(len, names))  # names are written below the bars
     figure = Figure(figsize=(2.4 + 0.9 * len(names), height), layout="constrained")
     for axis, (side, label) in zip(figure.subplots(1, 2), SIDES.items(), strict=True):
@@ -137,7 +144,7 @@ def ranking(results: Results, titles: Mapping[str, str] | None = None, numbers: 
         sign = direction(titles.get(numbers[0], "")) or 1
         values = {name: sign * numbers_of[numbers[0]] for name, numbers_of in explainers.items()}
         names = sorted(values, key=values.__getitem__)
-        for axis, number, colour in zip(row, numbers, colours_of(numbers).values(), strict=True):
+        for axis, number, colour in zip(row, numbers, choose_colours(numbers).values(), strict=True):
             _points(axis, explainers, names, number, colour)
             axis.set_title(titles.get(number, number), fontsize=10)
         _name_rows(row[0], names)
@@ -154,7 +161,7 @@ def _fidelity_ranking(results: Results) -> Figure:
     rows = max(map(len, results.values()))
     figure = Figure(figsize=(1.6 + 4.2 * len(results), 1.2 + 0.19 * rows), layout="constrained")
     axes = figure.subplots(1, len(results), squeeze=False)[0]
-    colours = colours_of(SIDES)
+    colours = choose_colours(SIDES)
     for axis, (task, explainers) in zip(axes, results.items(), strict=True):
         distances = {name: row["fidelity_plus"] - row["fidelity_minus"] for name, row in explainers.items()}
         names = sorted(distances, key=distances.__getitem__)
@@ -181,7 +188,7 @@ def _points(
 
 
 def _name_rows(axis: Axes, names: list[str]) -> None:
-    axis.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize=8)
+    axis.set_yticks(range(len(names)), [make_title(name) for name in names], fontsize=8)
     axis.set_ylim(-0.7, len(names) - 0.3)
 
 
@@ -199,7 +206,7 @@ def _bars(
     colours: Mapping[str, Any] | None = None,
 ) -> None:
     """Draw a bar with its error at the position of each name; a name without a height leaves its position empty."""
-    colours = colours or colours_of(names)
+    colours = colours or choose_colours(names)
     positions = [names.index(name) for name in heights]
     bar_colours = [colours[name] for name in heights]
     error_style = {"elinewidth": 1, "capsize": 2}
@@ -208,7 +215,7 @@ def _bars(
     slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     axis.set_xticks(
         range(len(names)),
-        [title_of(name) for name in names],
+        [make_title(name) for name in names],
         fontsize=9,
         **(slanted if len(names) <= 6 else {"rotation": 90}),
     )

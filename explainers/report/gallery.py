@@ -18,7 +18,7 @@ from torch import Tensor
 from explainers.errors import InputError
 from explainers.metrics.pairs import Pairs
 from explainers.report.differences import Compared
-from explainers.report.labels import colours_of, names_in, title_of
+from explainers.report.labels import choose_colours, make_title, names_in
 from explainers.report.overlays import BLUE, CONSTANT, RED, SEQUENTIAL, colour_scale, ends, legend_colours
 from explainers.report.tables import rows
 from explainers.results.reading import Results
@@ -117,7 +117,7 @@ def gallery_html(
         ],
         "steps": STEPS,
         "explainers": [
-            {"name": title_of(name), "colour": to_hex(colour)} for name, colour in colours_of(explainers).items()
+            {"name": make_title(name), "colour": to_hex(colour)} for name, colour in choose_colours(explainers).items()
         ],
         "columns": [columns[name] for name in numbers],
         "curves": [_curve_title(key, columns) for key in curves],

@@ -9,7 +9,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from explainers.report.labels import title_of
+from explainers.report.labels import make_title
 from explainers.report.overlays import colour_scale, ends, legend_colours, overlay
 
 
@@ -36,7 +36,7 @@ def draw_heatmaps(
     >>> len(draw_heatmaps(images, {"tve": torch.rand(2, 4, 4)}).axes)  # 2 rows of 2 columns, and the colour bar
     5
     """
-    columns = ["image", *map(title_of, heatmaps)]
+    columns = ["image", *map(make_title, heatmaps)]
     scales = {
         name: [colour_scale(heatmap, (signed or {}).get(name)) for heatmap in by_image]
         for name, by_image in heatmaps.items()

@@ -12,10 +12,10 @@ from matplotlib.ticker import LogFormatter
 METHODS = {"anyhead": "AnyHead", "tve": "TVE"}  # method, as configs call it → its name in tables and figures
 
 
-def title_of(explainer: str) -> str:
+def make_title(explainer: str) -> str:
     """The name of an explainer in tables, figures and the gallery: its method, then its variant after a hyphen.
 
-    >>> [title_of(name) for name in ("anyhead", "tve_last_block", "vit_shapley")]
+    >>> [make_title(name) for name in ("anyhead", "tve_last_block", "vit_shapley")]
     ['AnyHead', 'TVE-last-block', 'vit_shapley']
     """
     method, *variant = explainer.split("_")
@@ -32,7 +32,7 @@ def names_in(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for explainers in results.values() for name in explainers))
 
 
-def colours_of(names: Iterable[str]) -> dict[str, Any]:
+def choose_colours(names: Iterable[str]) -> dict[str, Any]:
     """A colour for each name, by its position: ten saturated colours, then their ten pale variants."""
     palette = matplotlib.colormaps["tab20"]  # alternates saturated and pale colours
     return {name: palette(2 * i % 20 + i // 10 % 2) for i, name in enumerate(names)}

@@ -80,7 +80,7 @@ def colour_scale(heatmap: Tensor, signed: bool | None = None) -> ColourScale:
     return ColourScale(centre, limit.item() or distances.max().item(), signed)
 
 
-def tints(shades: Tensor, signed: bool) -> Tensor:
+def colour_shades(shades: Tensor, signed: bool) -> Tensor:
     """The colours of `ColourScale.shades` (...) at full opacity, RGB from 0 to 255: (..., 3)."""
     if signed:
         return torch.where(shades[..., None] > 0, torch.tensor(RED), torch.tensor(BLUE)).float()
@@ -94,7 +94,7 @@ def legend_colours(signed: bool, count: int) -> list[list[int]]:
     """RGB of the scale from its lowest to its highest shade, in `count` even steps."""
     shades = torch.linspace(-1 if signed else 0, 1, count)
     grey = torch.tensor(GREY).float()
-    return grey.lerp(tints(shades, signed), shades.abs()[:, None]).round().int().tolist()
+    return grey.lerp(colour_shades(shades, signed), shades.abs()[:, None]).round().int().tolist()
 
 
 def ends(signed: bool, explained: str = "class") -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def overlay(
     shades = F.interpolate(scale.shades(heatmap)[None, None], image.shape[-2:], mode=mode)[0, 0]  # (H, W)
     grey = image.cpu().float().mean(0)[..., None]
     strength = opacity * shades.abs()[..., None]
-    return grey.lerp(tints(shades, scale.signed), strength).round().to(torch.uint8).permute(2, 0, 1)
+    return grey.lerp(colour_shades(shades, scale.signed), strength).round().to(torch.uint8).permute(2, 0, 1)
 
 
 def check_drawn(image: Tensor, heatmap: Tensor, opacity: float) -> None:
@@ -149,7 +149,7 @@ def check_drawn(image: Tensor, heatmap: Tensor, opacity: float) -> None:
         raise InputError("expected a finite heatmap, got NaN or infinity: it has no colours")
 
 
-def annotated(
+def draw_annotated(
     image: Tensor,
     heatmap: Tensor,
     title: str,
@@ -177,7 +177,7 @@ def annotated(
         method: what computed the heatmap, in small letters below the title.
 
     >>> image = torch.zeros(3, 32, 32, dtype=torch.uint8)
-    >>> annotated(image, torch.eye(4), "tabby 0.83", size=320, legend=False).size
+    >>> draw_annotated(image, torch.eye(4), "tabby 0.83", size=320, legend=False).size
     (340, 360)
     """
     check_drawn(image, heatmap, opacity)
@@ -207,7 +207,7 @@ def titled_canvas(
     small = [(subtitle, side / 28, side // 20, 1) for subtitle in subtitles]
     for text, size, step, most in [(title, side / 20, side // 16, 2), *small]:
         font = font_for(text, size)
-        lines += [(line, font, step) for line in wrapped(text, width, font.getlength, most)]
+        lines += [(line, font, step) for line in wrap_title(text, width, font.getlength, most)]
     top = margin + sum(step for *_, step in lines)
     below = side // 10 if legend else 0
     canvas = Image.new("RGB", (width + 2 * margin, top + height + margin + below), "white")
@@ -262,10 +262,10 @@ def _missing(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> i
     return sum(bytes(font.getmask(each)) == box for each in set(text))
 
 
-def wrapped(title: str, width: float, length: Callable[[str], float], most: int = 2) -> list[str]:
+def wrap_title(title: str, width: float, length: Callable[[str], float], most: int = 2) -> list[str]:
     """Wrap a title to `most` lines of at most `width`, as `length` measures it; it is shortened before its last word.
 
-    >>> wrapped("a very long name 0.83", 9, len)
+    >>> wrap_title("a very long name 0.83", 9, len)
     ['a very', 'lon… 0.83']
     """
     text = printable(" ".join(title.split()))

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from explainers.report.differences import compared, difference_tables
+from explainers.report.differences import compare_pairs, difference_tables
 from explainers.report.gallery import Picture, gallery_html
 from explainers.report.heatmap_figure import draw_heatmaps
-from explainers.report.labels import title_of
-from explainers.report.overlays import annotated
+from explainers.report.labels import make_title
+from explainers.report.overlays import draw_annotated
 from explainers.report.pictures import find_stale_heatmaps, picture_file, read_pictures
 from explainers.report.tables import Reference, format_tables
 from explainers.results.file import row_keys
@@ -47,7 +47,7 @@ def publish(
         The table, as Markdown; empty if there are no results.
     """
     results, columns = read_results(files), read_columns(files)
-    pairs = compared(results, read_scores(files), columns)
+    pairs = compare_pairs(results, read_scores(files), columns)
     tables = format_tables(results, columns, reference)
     differences = difference_tables(results, pairs, columns, minus)
     for name, text in {**tables, **differences}.items():
@@ -137,7 +137,7 @@ def _write_overlays(pictures: Sequence[Picture], folder: Path, every_class: bool
         for explainer, heatmaps in picture.heatmaps.items():
             for own, heatmap in list(heatmaps.items())[: None if every_class else 1]:
                 title, signed = f"{own} {picture.classes[own]:.2f}", picture.signed.get(explainer)
-                drawn = annotated(picture.image, heatmap, title, method=title_of(explainer), signed=signed)
+                drawn = draw_annotated(picture.image, heatmap, title, method=make_title(explainer), signed=signed)
                 of_class = f"_{file_name(own, 40)}" if every_class and len(heatmaps) > 1 else ""
                 path = folder / f"{number:04d}_{image}_{file_name(explainer, 60)}{of_class}.png"
                 earlier.discard(path)

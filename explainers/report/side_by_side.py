@@ -30,7 +30,7 @@ def side_by_side(
 ) -> Image.Image:
     """Draw two heatmaps over their images, and numbered lines between patches that match.
 
-    For other arguments see `annotated`.
+    For other arguments see `draw_annotated`.
 
     Args:
         images: uint8, (3, S, S) each.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from explainers.errors import InputError
-from explainers.report.labels import title_of
+from explainers.report.labels import make_title
 from explainers.results.reading import Results
 
 LATEX = str.maketrans(
@@ -88,7 +88,7 @@ def rows(results: Results, titles: Mapping[str, str], reference: Reference | Non
     published = reference.published(results) if reference else set()
     table = []
     for task, name, numbers in flat:
-        row = {"Task": task, "Explainer": title_of(name)}
+        row = {"Task": task, "Explainer": make_title(name)}
         for column in columns:
             row[titles[column]] = _cell(numbers, column)
             if reference and column in published:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from explainers.errors import check_distinct
-from explainers.posthoc.names import labelled
+from explainers.posthoc.names import label_methods
 from explainers.results.reading import load, load_scores, write_scores
 from explainers.saved.files import file_hashes, is_first_process, write_atomically
 from explainers.saved.identity import WITHOUT_EFFECT
@@ -214,7 +214,7 @@ def explainers_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str
     own = config["tasks"][task].get("explainers") or {}
     nodes = {name: [node, own.get(name)] if own.get(name) else node for name, node in config["explainers"].items()}
     nodes |= {name: [None, node] for name, node in own.items() if name not in nodes}
-    methods = {label: {name: options} for label, (name, options) in labelled(config.get("methods") or ()).items()}
+    methods = {label: {name: options} for label, (name, options) in label_methods(config.get("methods") or ()).items()}
     check_distinct(**{"explainers and methods": [*nodes, *methods]})
     return {name: _reduced(node, config, hashes, f"explainers.{name}") for name, node in (nodes | methods).items()}
 

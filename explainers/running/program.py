@@ -32,7 +32,7 @@ from omegaconf.errors import (
 )
 from safetensors import SafetensorError
 
-from explainers.errors import InputError, meant
+from explainers.errors import InputError, suggest_names
 from explainers.models.fetching import difference, similar_targets
 from explainers.running.folder import lock_folder, run_dir
 from explainers.running.processes import build_job_error
@@ -203,7 +203,7 @@ def explain_command_error(error: Exception, configs: Path) -> str:
         files = (configs / listed).glob("**/*.yaml" if in_folders else "*.yaml")
         of_files = {path.relative_to(configs / listed).with_suffix("").as_posix() for path in files}
         names = sorted(of_files | named_options(listed).keys())
-        suggestion = similar_targets(name, names) if group == "target" else meant(name, names)
+        suggestion = similar_targets(name, names) if group == "target" else suggest_names(name, names)
         return f"no {group or 'config'} named {name}: {suggestion}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return explain_unknown_key(cause, configs)
@@ -211,7 +211,7 @@ def explain_command_error(error: Exception, configs: Path) -> str:
     unknown = re.search(r"Could not \w+ '([^']+)'\. (?:No match in|Did you mean to override ([^?]+))", text)
     if unknown:
         groups = sorted(path.name for path in configs.iterdir() if path.is_dir() and path.name != unknown[1])
-        suggestion = f"did you mean {unknown[2]}?" if unknown[2] else meant(unknown[1], groups)
+        suggestion = f"did you mean {unknown[2]}?" if unknown[2] else suggest_names(unknown[1], groups)
         return f"no group {unknown[1]} in the config of this program: {suggestion}"
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: {text.partition(' See https')[0]}: write key=value, or quote it"

@@ -14,7 +14,7 @@ from hydra.utils import get_object
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from explainers.errors import InputError, check_range, fits, meant
+from explainers.errors import InputError, check_range, fits, suggest_names
 from explainers.saved.records import leaves
 
 SHARED_KEYS = ("blocks", "direct", "evaluation", "grid")
@@ -99,10 +99,10 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
             mend = f"AnyHead reads explainer.network.{key}, or explainers.anyhead.network.{key} in eval.py"
             raise InputError(f"no setting {key}: nothing reads it; {mend}")
         if text.startswith("+") and key in cfg and key not in known:
-            raise InputError(f"no setting {key}: nothing reads it; {meant(key, known)}")
+            raise InputError(f"no setting {key}: nothing reads it; {suggest_names(key, known)}")
     for name, settings in (cfg.get("tasks") or {}).items():
         for key in (str(key) for key in settings if key not in TASK_KEYS):
-            raise InputError(f"no setting tasks.{name}.{key}: nothing reads it; {meant(key, TASK_KEYS)}")
+            raise InputError(f"no setting tasks.{name}.{key}: nothing reads it; {suggest_names(key, TASK_KEYS)}")
     for group, name in ((str(group), str(group).partition("@")[2]) for group in HydraConfig.get().runtime.choices):
         if name and isinstance(file := OmegaConf.select(cfg, name), str):
             folder = f"configs/{group.partition('@')[0]}"
@@ -127,7 +127,7 @@ def explain_unknown_key(cause: Any, configs: Path) -> str:
     everywhere = [name for name in list_keys(root) if name.rpartition(".")[2] == key]
     similar = get_close_matches(key.lower(), names, 3, 0.7)  # of the key alone: all siblings share its beginning
     siblings = [f"{parent}.{name}".lstrip(".") for name in (similar or ([] if everywhere else sorted(names)))]
-    return f"no setting {full}: {meant(full, siblings, everywhere)}"
+    return f"no setting {full}: {suggest_names(full, siblings, everywhere)}"
 
 
 def list_keys(cfg: Any) -> list[str]:

@@ -19,7 +19,7 @@ from torch import nn
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.fetching import is_in_timm, similar_targets
-from explainers.models.removal import can_drop
+from explainers.models.removal import supports_drop
 from explainers.training.trunk import default_blocks, spaced_blocks
 from explainers.transformer.direct_paths import default_direct
 
@@ -130,7 +130,7 @@ def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
         "blocks": default_blocks(target),
         "four_blocks": spaced_blocks(target, 4),
         "direct": direct,
-        "removals": ["zero", "black", *["drop"] * can_drop(target)],
+        "removals": ["zero", "black", *["drop"] * supports_drop(target)],
         "functionals": functionals,
         "coalitions": "ranking" if direct and functionals != "images" else "regions",
     }

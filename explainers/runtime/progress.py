@@ -82,7 +82,7 @@ def advance(passes: int) -> None:
         watcher(passes)
 
 
-def watched() -> bool:
+def is_watched() -> bool:
     """Whether this thread is `watching`."""
     return _watcher.get() is not None
 
@@ -113,5 +113,5 @@ def progress_of_passes(name: str, passes: int) -> Iterator[None]:
         name: text before the bar.
         passes: how many are expected.
     """
-    with progress(name, passes, "pass", shown=not watched(), delay=2) as bar, watching(bar.update):
+    with progress(name, passes, "pass", shown=not is_watched(), delay=2) as bar, watching(bar.update):
         yield

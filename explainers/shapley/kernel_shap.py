@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
-from explainers.models.inputs import check_labels, checked_classes
+from explainers.models.inputs import check_labels, validate_classes
 from explainers.posthoc import build
 from explainers.runtime.modes import to_float64
 from explainers.saved.identity import Identity
@@ -195,7 +195,7 @@ class KernelSHAP(nn.Module):
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         self.grid.check(images)
-        classes = checked_classes(classes, images, self.target.num_classes)
+        classes = validate_classes(classes, images, self.target.num_classes)
         index = torch.zeros(len(images), dtype=torch.long, device=images.device)  # equal coalitions for all images
         phi = self.labels({"image": images, "label": classes, "index": index})["shapley"]
         return phi.unflatten(-1, (self.grid.side, -1))

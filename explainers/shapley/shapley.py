@@ -19,11 +19,11 @@ from explainers.training.network_explainer import NetworkBuilder, NetworkExplain
 from explainers.training.sources import network_inputs
 
 
-def efficient(phi: Tensor, null: Tensor, grand: Tensor) -> Tensor:
+def make_efficient(phi: Tensor, null: Tensor, grand: Tensor) -> Tensor:
     """The closest φ with Σ_z φ_z = v(all) − v(∅): the additive efficient normalisation of FastSHAP.
 
     >>> phi, null, grand = torch.tensor([[[1.0], [2.0]]]), torch.tensor([[0.0]]), torch.tensor([[5.0]])
-    >>> efficient(phi, null, grand).tolist()  # each patch gets half of the missing 2
+    >>> make_efficient(phi, null, grand).tolist()  # each patch gets half of the missing 2
     [[[2.0], [3.0]]]
 
     Of attributions φ (B, N, K), v(∅) of no patch and v(all) of all patches, (B, K) each.
@@ -86,7 +86,7 @@ class Shapley(NetworkExplainer):
         weights: file of a trained network (see `export`).
         surrogate: the `target.safetensors` of a `Surrogate`, which is then explained instead of the target; `None`
             explains the target's own predictions for masked images.
-        normalisation: `additive` applies `efficient` to the values in training and inference; `none` does not.
+        normalisation: `additive` applies `make_efficient` to the values in training and inference; `none` does not.
     """
 
     networks = (FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork)
@@ -119,9 +119,9 @@ class Shapley(NetworkExplainer):
             return rows | {"null": null, "grand": self._logits(rows).softmax(-1)}
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
-        """Predict the Shapley values (B, N, K), in float32 because `efficient` sums over all patches."""
+        """Predict the Shapley values (B, N, K), in float32 because `make_efficient` sums over all patches."""
         phi = self.network(rows.get("image"), rows.get("embedding"), self._feature_maps(rows)).float()
-        return efficient(phi, rows["null"], rows["grand"]) if self.normalisation == "additive" else phi
+        return make_efficient(phi, rows["null"], rows["grand"]) if self.normalisation == "additive" else phi
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         phi = predicted.mT if classes is None else predicted[torch.arange(len(predicted)), :, classes]

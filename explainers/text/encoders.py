@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explainers.errors import InputError, meant
+from explainers.errors import InputError, suggest_names
 from explainers.runtime.progress import progress
 from explainers.saved.weights import read_weights
 from explainers.text.towers import require_open_clip
@@ -45,7 +45,7 @@ def text_embeddings(encode: Encoder, texts: Sequence[str], templates: Sequence[s
     >>> text_embeddings(encode, ["ant", "bee"], ["a {}.", "{}"]).shape
     torch.Size([2, 2])
     """
-    texts = checked_texts(texts)
+    texts = validate_texts(texts)
     without = [template for template in templates if "{}" not in template]
     if without or not templates:
         raise InputError(f"expected templates with {{}} for the name, as 'a photo of a {{}}.', got {without or 'none'}")
@@ -59,7 +59,7 @@ def text_embeddings(encode: Encoder, texts: Sequence[str], templates: Sequence[s
     return F.normalize(means, dim=-1)
 
 
-def checked_texts(texts: str | Sequence[str]) -> list[str]:
+def validate_texts(texts: str | Sequence[str]) -> list[str]:
     """A list of texts; an InputError if there is none, or one is empty or no text."""
     listed = [texts] if isinstance(texts, str) else list(texts)
     wrong = [text for text in listed if not isinstance(text, str) or not text.strip()]
@@ -165,7 +165,7 @@ def stored_encoder(embeddings: str | Path, prompts: str | Path) -> Encoder:
         missing = [text for text in asked if text not in places]
         if missing:
             raise InputError(
-                f"expected texts of {Path(prompts).name}, got {missing[0]!r:.60}: {meant(missing[0], places)}"
+                f"expected texts of {Path(prompts).name}, got {missing[0]!r:.60}: {suggest_names(missing[0], places)}"
             )
         return rows[[places[text] for text in asked]]
 

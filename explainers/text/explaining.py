@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.models.functionals import Length
-from explainers.models.inputs import checked_classes
+from explainers.models.inputs import validate_classes
 from explainers.text.heads import TextHead, Texts
 
 
@@ -53,7 +53,7 @@ class TextExplainer(nn.Module):
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one text (B,), by its number, in each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
-        wanted = checked_classes(classes, images, len(self.texts))
+        wanted = validate_classes(classes, images, len(self.texts))
 
         def select(embeddings: Tensor) -> Tensor:
             return self._functionals(embeddings)[torch.arange(len(wanted)), wanted][:, None]

@@ -18,10 +18,10 @@ from explainers.text.encoders import (
     AS_IT_IS,
     TEMPLATES,
     Encoder,
-    checked_texts,
     open_clip_encoder,
     text_embeddings,
     transformers_encoder,
+    validate_texts,
 )
 from explainers.text.towers import require_open_clip, text_tower
 
@@ -78,7 +78,7 @@ class TextHead(nn.Module):
         """The embeddings of texts, (V, D'), see `KNOWN`; an InputError for an empty text, or one of another width."""
         width = next((len(part) for part in (self.projection, self.centre) if part is not None), None)
         if not isinstance(texts, Tensor):
-            texts = checked_texts(texts)
+            texts = validate_texts(texts)
             known = self.known
             new = list(dict.fromkeys(text for text in texts if text not in known))
             if new:

@@ -11,7 +11,7 @@ from torch import Tensor, distributed, nn
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.models.inputs import checked_classes
+from explainers.models.inputs import validate_classes
 from explainers.saved.identity import Identity, recipe
 from explainers.saved.weights import check_identity, read_weights, save_weights
 from explainers.share import Pretrained
@@ -81,7 +81,7 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         rows = self._rows(images)
         if classes is None:
             classes = self._logits(rows).argmax(-1)
-        classes = checked_classes(classes, images, self.target.num_classes)
+        classes = validate_classes(classes, images, self.target.num_classes)
         return self._heatmaps(self._predicted(rows), rows, classes)
 
     def all_classes(self, images: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         kept = {"image": images, "embedding": self._embeddings(rows)}
 
         def heatmaps(classes: Tensor) -> Tensor:
-            return self._heatmaps(predicted, kept, checked_classes(classes, images, self.target.num_classes))
+            return self._heatmaps(predicted, kept, validate_classes(classes, images, self.target.num_classes))
 
         return heatmaps
 

@@ -25,11 +25,11 @@ Features = Literal["attention", "norm"]
 
 
 def is_transformer(target: TargetModel) -> bool:
-    """Whether a target has the blocks that `blocks_of` returns."""
+    """Whether a target has the blocks that `find_blocks` returns."""
     return bool(_known_blocks(target.backbone))
 
 
-def blocks_of(target: TargetModel) -> list[nn.Module]:
+def find_blocks(target: TargetModel) -> list[nn.Module]:
     """Return the transformer blocks of a target, from input to output; an UnsupportedModel if it has none."""
     blocks = _known_blocks(target.backbone)
     if not blocks:
@@ -60,7 +60,7 @@ def _is_known(block: nn.Module) -> bool:
 
 def layer_index(target: TargetModel, layer: int, layers: Sequence[nn.Module] | None = None) -> int:
     """Return the index from 0 to L − 1 of one of `layers`, by default blocks; a negative one counts from the end."""
-    count = len(blocks_of(target) if layers is None else layers)
+    count = len(find_blocks(target) if layers is None else layers)
     if layer not in range(-count, count):
         raise InputError(f"expected a layer from {-count} to {count - 1} of {target.name}, got {layer}")
     return layer % count
@@ -83,7 +83,7 @@ def readout(target: TargetModel, num_tokens: int) -> Tensor:
         UnsupportedModel: if attention is not global, or the embedding is no class token and no average of tokens.
     """
     backbone, prefix = target.backbone, num_prefix_tokens(target)
-    if blocks_of(target) and not hasattr(backbone, "blocks"):
+    if find_blocks(target) and not hasattr(backbone, "blocks"):
         raise UnsupportedModel(
             "a model with global attention",
             f"{target.name}, whose tokens attend within windows",
@@ -121,7 +121,7 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
     Raises:
         UnsupportedModel: if the model normalises or gates the heads before the projection, or if it is quantised.
     """
-    block: Any = blocks_of(target)[layer]
+    block: Any = find_blocks(target)[layer]
     if not isinstance(getattr(block.attn, "norm", nn.Identity()), nn.Identity) or getattr(block.attn, "gate", None):
         raise UnsupportedModel(
             "attention whose heads are only projected",
@@ -162,7 +162,7 @@ def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
 
 def project_heads(target: TargetModel, heads: Tensor, layer: int) -> Tensor:
     """Compute what the attention of a block adds to the tokens, if its heads return (B, A, T, d): (B, T, D)."""
-    block: Any = blocks_of(target)[layer]
+    block: Any = find_blocks(target)[layer]
     weight, scale = head_projections(target, layer).flatten(1), layer_scale(block, "attention")
     bias = block.attn.proj.bias
     bias = bias if bias is None or scale is None else bias * scale
@@ -171,14 +171,14 @@ def project_heads(target: TargetModel, heads: Tensor, layer: int) -> Tensor:
 
 def apply_mlp(target: TargetModel, tokens: Tensor, layer: int) -> Tensor:
     """Apply the MLP of a block, with its normalisation and skip connection, to tokens (B, T, D)."""
-    block: Any = blocks_of(target)[layer]
+    block: Any = find_blocks(target)[layer]
     update, scale = block.mlp(block.norm2(tokens)), layer_scale(block, "mlp")
     return tokens + (update if scale is None else update * scale)
 
 
 def attention_module(target: TargetModel, block: int, kind: Features) -> nn.Module:
     """Return the module whose output `attention_features` returns."""
-    blocks: Any = blocks_of(target)
+    blocks: Any = find_blocks(target)
     names = {"attention": "attn", "norm": "norm1"}
     if not hasattr(target.backbone, "blocks"):
         blocks = target.backbone.layers[-2].blocks

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel, check_distinct
 from explainers.models import TargetModel
-from explainers.transformer.blocks import blocks_of, head_projections, layer_index, num_prefix_tokens, readout
+from explainers.transformer.blocks import find_blocks, head_projections, layer_index, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, attach_record
 from explainers.transformer.rules import Rules
 
@@ -94,7 +94,7 @@ def parse_heads(target: TargetModel, heads: Any) -> tuple[tuple[int, int], ...]:
     found = []
     for block, head in heads:
         layer = layer_index(target, block)
-        count = cast(Any, blocks_of(target)[layer]).attn.num_heads
+        count = cast(Any, find_blocks(target)[layer]).attn.num_heads
         if not 0 <= head < count:
             raise InputError(f"expected heads from 0 to {count - 1} of block {block} of {target.name}, got {head}")
         found.append((layer, int(head)))
@@ -104,7 +104,7 @@ def parse_heads(target: TargetModel, heads: Any) -> tuple[tuple[int, int], ...]:
 
 def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
     """Raise an InputError if the target has no direct paths, or lacks one of the blocks."""
-    layers = blocks_of(target)
+    layers = find_blocks(target)
     if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(layers) for block in blocks):
         raise InputError(
             f"expected direct paths of blocks from 0 to {len(layers) - 1} of {target.name}, in ascending order, got"
@@ -125,7 +125,7 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
 def default_direct(target: TargetModel) -> list[int]:
     """Return the blocks whose paths AnyHead adds by default: all but the first third; none without paths."""
     with suppress(InputError):
-        count = len(blocks_of(target))
+        count = len(find_blocks(target))
         blocks = list(range(count // 3, count))
         check_direct(target, blocks)
         return blocks

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
-from explainers.transformer.blocks import blocks_of, head_projections, layer_scale, num_prefix_tokens
+from explainers.transformer.blocks import find_blocks, head_projections, layer_scale, num_prefix_tokens
 from explainers.transformer.direct_paths import (
     check_direct,
     direct_paths,
@@ -109,7 +109,7 @@ def record_flow(target: TargetModel, blocks: Sequence[int]) -> Iterator[FlowReco
 def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
     """Raise an InputError if the target has no direct paths, or the blocks are none or not its last ones."""
     check_direct(target, blocks)
-    count = len(blocks_of(target))
+    count = len(find_blocks(target))
     if not blocks:
         raise InputError(f"expected some of the last blocks of {target.name}, such as [{count - 1}], got none")
     last = list(range(count - len(blocks), count))
@@ -141,7 +141,7 @@ def path_flow(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
 
 def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
     """Whether the class token is read, and all blocks have MLPs whose Jacobian is known."""
-    layers: list[Any] = [blocks_of(target)[block] for block in blocks]
+    layers: list[Any] = [find_blocks(target)[block] for block in blocks]
     return getattr(target.backbone, "global_pool", "token") == "token" and all(
         isinstance(layer.mlp, Mlp)
         and isinstance(layer.mlp.act, nn.GELU | GELU | GELUTanh)
@@ -161,7 +161,7 @@ def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
     jacobian = (factor[:, None, None] * of_output).to(dtype)  # of the embedding, (B, D, D), or of v · G, (B, V, D)
     paths = []
     for i in range(len(record.blocks) - 1, -1, -1):
-        block: Any = blocks_of(target)[record.blocks[i]]
+        block: Any = find_blocks(target)[record.blocks[i]]
         jacobian = propagate_through_mlp(jacobian, block, record.class_tokens[i])
         of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, D, A d)
         carried = record.values[i] * record.attention[i].sum(2)[..., None]  # (B, A, T, d)

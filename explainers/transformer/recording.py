@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.gradients import BY_MASKS, check_gradients
-from explainers.transformer.blocks import blocks_of
+from explainers.transformer.blocks import find_blocks
 from explainers.transformer.rules import RULED, Rules, attention_factors, residual
 
 BIASED = {F.linear: 2, F.layer_norm: 3}
@@ -216,7 +216,7 @@ def record_pass(
     >>> len(record.inputs), record.attention[0].shape, gradients[0].shape
     (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
     """
-    record = Record(range(len(blocks_of(target))), rules or Rules(), attention, biases, start, norms)
+    record = Record(range(len(find_blocks(target))), rules or Rules(), attention, biases, start, norms)
     with gradients_of_inputs(target), check_gradients(target, (record.rules, start)), attach_record(record, target):
         yield record
 
@@ -239,7 +239,7 @@ def gradients_of_inputs(target: TargetModel) -> Iterator[None]:
 @contextmanager
 def attach_record(record: Record, target: TargetModel) -> Iterator[None]:
     """Attach a record to the blocks of a target for exactly one forward pass; on exit, restore hooks and flags."""
-    blocks: list[Any] = blocks_of(target)
+    blocks: list[Any] = find_blocks(target)
     with ExitStack() as stack:
         for number, block in enumerate(blocks):
             stack.callback(block.register_forward_pre_hook(record.enter_block).remove)
@@ -271,7 +271,7 @@ class HeadsRecord(Record):
     """
 
     def __init__(self, target: TargetModel, start: int, rules: Rules) -> None:
-        super().__init__(range(len(blocks_of(target))), rules, attention=False, start=start)
+        super().__init__(range(len(find_blocks(target))), rules, attention=False, start=start)
         self.queries: list[Tensor] = []
         self.keys: list[Tensor] = []
         self.mixed: list[Tensor] = []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid, neighbourhoods
 from explainers.models import TargetModel
-from explainers.models.inputs import checked_classes
+from explainers.models.inputs import validate_classes
 from explainers.saved.identity import recipe
 from explainers.saved.weights import read_tensors, save_tensors
 from explainers.tve.tve import meta_attribution, transfer
@@ -53,7 +53,7 @@ class Oracle(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         self.grid.check(images)
-        classes = checked_classes(classes, images, self.target.num_classes)
+        classes = validate_classes(classes, images, self.target.num_classes)
         meta = self.meta(images) if self.cache_dir is None else self._cached(images, self.cache_dir)
         heatmaps = transfer(self.target.classify, meta, classes=classes)  # (B, N)
         return heatmaps.unflatten(-1, (self.grid.side, -1))

@@ -16,14 +16,14 @@ from explainers.metrics.agreement import RankCorrelation
 from explainers.metrics.means import Mean, Metric, Ratios
 from explainers.models import TargetModel
 from explainers.models.functionals import score_functionals
-from explainers.models.inputs import check_labels, checked_classes
+from explainers.models.inputs import check_labels, validate_classes
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
 from explainers.training.network_explainer import of_all_processes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
-from explainers.transformer.blocks import blocks_of
+from explainers.transformer.blocks import find_blocks
 from explainers.vectors.fixed_head import FixedHead, Reading, embed_as_read, own_head, projected_head, select_explained
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.projections import ProjectionBuilder
@@ -103,7 +103,7 @@ def learn_last_blocks(target: TargetModel, count: int) -> None:
         target: a transformer of timm, which registers its parts in the order of the computation.
         count: number of the last blocks that learn.
     """
-    blocks = blocks_of(target)
+    blocks = find_blocks(target)
     check_range(1, len(blocks), last_blocks=count)
     first = next(blocks[-count].parameters())
     learns = False
@@ -246,7 +246,7 @@ class SelfExplaining(TrainingModule):
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W) → heatmaps (B, P, P)."""
         logits, attributions = self.predict_and_explain(images)
-        classes = checked_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
+        classes = validate_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
         logits_to_score = score_functionals(torch.eye(logits.shape[-1]).to(logits), logits, self.temperature, classes)
         return (attributions @ logits_to_score[..., None]).view(-1, self.grid.side, self.grid.side)
 

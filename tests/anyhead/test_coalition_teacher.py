@@ -21,7 +21,7 @@ from explainers.posthoc import build
 from explainers.refinement.coalitions import region_coalitions
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
-from explainers.shapley.shapley import efficient
+from explainers.shapley.shapley import make_efficient
 from explainers.training.sources import Features, complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
@@ -214,7 +214,7 @@ def minimiser(rows, fit, often=None):
         slopes.append((moved - start)[:, 0])
     root = often.double().sqrt()[:, None]
     found = torch.linalg.lstsq(root * torch.stack(slopes, 1), -root * start, driver="gelsd").solution
-    return efficient(found[None], rows["blank"], rows["embedding"])[0] if fit == "shapley" else found
+    return make_efficient(found[None], rows["blank"], rows["embedding"])[0] if fit == "shapley" else found
 
 
 def test_of_all_coalitions_the_best_vectors_are_the_shapley_values_of_the_embedding(played):

@@ -287,7 +287,7 @@ def test_passes_refine_anyhead(target, grid):
     explainer = AnyHead(target, grid, VECTORS).eval()
     refined = SimpleNamespace(explainer=explainer, method="AnyHead", target=target)
     options.set_passes([refined], 16)
-    assert refined.method == "AnyHead(refine=16)" and options.passes_of(explainer) == 17
+    assert refined.method == "AnyHead(refine=16)" and options.estimate_passes(explainer) == 17
     with pytest.raises(InputError, match="got --passes=4: take 16"):
         options.set_passes([refined], 4)
 

@@ -16,14 +16,14 @@ import explainers
 from explainers import PreparedExplainer, posthoc
 from explainers.anyhead import AnyHead
 from explainers.app import choosing
-from explainers.app.choosing import batch_size_for
+from explainers.app.choosing import choose_batch_size
 from explainers.app.explanation import Explanation
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.names import class_names
 from explainers.models.plain import plain_target
-from explainers.report.overlays import annotated
+from explainers.report.overlays import draw_annotated
 from explainers.share import catalogue
 from explainers.tve import TVE
 
@@ -210,7 +210,7 @@ def test_a_broken_file_in_a_folder_is_left_out_and_named(target, tmp_path, monke
 def test_large_images_are_explained_one_by_one_by_methods_that_keep_attention_maps(make_target):
     large, small = (make_target(img_size=size, patch_size=7, num_heads=3) for size in (518, 28))
     for target, method, expected in ((large, "GAE", 1), (large, "DecompX-PLUS", 16), (small, "GAE", 16)):
-        assert batch_size_for(posthoc.build(method, target, target.grid), target) == expected
+        assert choose_batch_size(posthoc.build(method, target, target.grid), target) == expected
 
 
 def test_a_function_explains_as_many_images_at_once_as_it_is_told(target):
@@ -241,7 +241,7 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
     explanation = explainers.explain(photo, target, method="Chance", top=3)
     explained = explanation.explained
     title = f"{explained.name} {explained.score:.2f}"
-    expected = annotated(explanation.image, explanation.heatmap, title, method="Chance", signed=False)
+    expected = draw_annotated(explanation.image, explanation.heatmap, title, method="Chance", signed=False)
     assert np.array_equal(explanation.picture(), expected)
     path = explanation.save(tmp_path / "new" / "a.png", size=320)
     assert np.array_equal(Image.open(path), explanation.picture(size=320))

@@ -7,13 +7,13 @@ import anyio
 import pytest
 import torch
 
-from explainers.app.choosing import passes_of
+from explainers.app.choosing import estimate_passes
 from explainers.app.page.api import Api, server_functions
 from explainers.app.page.images import ImageStore
 from explainers.app.page.turns import LEFT, Turns, VisitorLeft
 from explainers.app.session import Session
 from explainers.posthoc import build
-from explainers.posthoc.names import built_for
+from explainers.posthoc.names import build_supported
 
 
 class Slow:
@@ -41,7 +41,7 @@ def image():
 
 
 def slow_methods(target):
-    return [name for name, method in built_for(target).items() if passes_of(method) > 10]
+    return [name for name, method in build_supported(target).items() if estimate_passes(method) > 10]
 
 
 @pytest.mark.slow

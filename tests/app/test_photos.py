@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
-from explainers.app.photos import decode_batches, decode_square, is_single, photos_of
+from explainers.app.photos import decode_batches, decode_square, is_single, list_photos
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage, middle_square
 from explainers.runtime import progress
@@ -24,7 +24,7 @@ IMAGE = Image.fromarray(PIXELS)
 
 
 def square(images, size=32):
-    (photo,) = photos_of(images)
+    (photo,) = list_photos(images)
     return decode_square(photo, size, Image.Resampling.BICUBIC)
 
 
@@ -80,9 +80,13 @@ def test_a_folder_is_read_with_all_folders_below_it_and_the_others_are_named(tmp
         IMAGE.save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("no image")
     with pytest.warns(UserWarning, match=r"left out: 1 file \(notes.txt\) that Pillow does not read"):
-        photos = photos_of(tmp_path)
+        photos = list_photos(tmp_path)
     assert [photo.name for photo in photos] == ["a.webp", "b/1.jpg", "b/2.png"]
-    assert [photo.name for photo in photos_of([tmp_path / "a.webp", PIXELS, IMAGE])] == ["a.webp", "image 1", "image 2"]
+    assert [photo.name for photo in list_photos([tmp_path / "a.webp", PIXELS, IMAGE])] == [
+        "a.webp",
+        "image 1",
+        "image 2",
+    ]
 
 
 def test_pipes_sockets_loops_of_links_and_closed_folders_are_left_out_and_named(tmp_path, monkeypatch):
@@ -101,10 +105,10 @@ def test_pipes_sockets_loops_of_links_and_closed_folders_are_left_out_and_named(
 
     monkeypatch.setattr(os, "scandir", scandir)  # because root may read every folder
     with pytest.warns(UserWarning, match=r"^left out: 5 files \(gone.jpg, .*, ...\) that cannot be read: "):
-        assert [photo.name for photo in photos_of(tmp_path)] == ["a.png"]
+        assert [photo.name for photo in list_photos(tmp_path)] == ["a.png"]
     for name in ("pipe.jpg", "socket.jpg", "loop.jpg", "gone.jpg"):
         with pytest.raises(InputError, match=f"{name}': it is a pipe, socket or device, or a link that leads nowhere"):
-            photos_of(tmp_path / name)
+            list_photos(tmp_path / name)
 
 
 def test_one_image_is_told_from_several(file):
@@ -114,7 +118,7 @@ def test_one_image_is_told_from_several(file):
 
 def test_passes_within_a_batch_move_the_bar(file, monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY", 0)
-    for _ in decode_batches(photos_of([file, file]), 8, Image.Resampling.BICUBIC, batch=2, passes=10):
+    for _ in decode_batches(list_photos([file, file]), 8, Image.Resampling.BICUBIC, batch=2, passes=10):
         progress.advance(5)
         progress.advance(100)
     lines = [line.partition(" images")[0] for line in capsys.readouterr().err.splitlines()]
@@ -172,7 +176,10 @@ def test_what_is_no_image_is_refused_in_one_line(images, message, tmp_path, monk
 
 
 def test_a_broken_file_is_an_error_alone_and_left_out_of_a_folder(tmp_path, file):
-    (alone,) = photos_of(broken(tmp_path))
+    (alone,) = list_photos(broken(tmp_path))
     with pytest.raises(CorruptImage, match=re.escape(str(tmp_path))):
         decode_square(alone, 8, Image.Resampling.BICUBIC)
-    assert [decode_square(photo, 8, Image.Resampling.BICUBIC) is None for photo in photos_of(tmp_path)] == [True, False]
+    assert [decode_square(photo, 8, Image.Resampling.BICUBIC) is None for photo in list_photos(tmp_path)] == [
+        True,
+        False,
+    ]

@@ -16,7 +16,7 @@ from datamodules.folders import image_folder
 from datamodules.ilsvrc import annotated_images
 from explainers.images.decoding import (
     CorruptImage,
-    as_rgb,
+    convert_to_rgb,
     decode,
     decode_upload,
     read_image,
@@ -108,7 +108,7 @@ def test_8_or_12_bits_in_a_wider_type_are_refused_or_left_out_and_not_made_black
 @pytest.mark.parametrize("brightest", [0, 4096, 65535])
 def test_a_black_image_and_a_dark_one_of_16_bits_are_read(brightest):
     pixels = np.full((4, 4), brightest, dtype=np.uint16)
-    assert np.array(as_rgb(Image.fromarray(pixels))).tolist() == [[[brightest >> 8] * 3] * 4] * 4
+    assert np.array(convert_to_rgb(Image.fromarray(pixels))).tolist() == [[[brightest >> 8] * 3] * 4] * 4
 
 
 @pytest.mark.parametrize("size", [(20, 300), (300, 20), (37, 37), (8, 9)])

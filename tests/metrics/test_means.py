@@ -20,7 +20,7 @@ from explainers.metrics.agreement import BestFactor, RelativeError, RootMeanSqua
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.error_bound import ErrorBound
 from explainers.metrics.localization import Localization, Segmentation
-from explainers.metrics.means import Accuracy, MeanOfImages, image_scores, moments, numbers
+from explainers.metrics.means import Accuracy, MeanOfImages, collect_scores, moments, numbers
 
 
 class Given(MeanOfImages):
@@ -56,7 +56,7 @@ def test_each_image_keeps_its_place_in_every_metric():
     heatmaps, truth = torch.rand(6, 2, 2), torch.ones(6, 4, 4, dtype=torch.bool)
     truth[3] = False
     metrics["localization"].update(heatmaps, truth)
-    scores = image_scores(metrics)
+    scores = collect_scores(metrics)
     assert scores.pop("nothing").tolist() == []
     torch.testing.assert_close(scores["given"], VALUES.double(), equal_nan=True)
     for name, missing in {"deletion_drop": 2, "aopc_drop": 2, "pixel_accuracy": 3, "pointing_game": 3}.items():
@@ -69,7 +69,7 @@ def test_numbers_have_standard_deviations_of_images_beside_the_errors_of_means()
     metrics["given"].update(VALUES)
     metrics["one"].update(VALUES[:2])
     metrics["localization"].update(torch.rand(5, 2, 2), torch.rand(5, 4, 4) < 0.5)
-    found = numbers(metrics, image_scores(metrics))
+    found = numbers(metrics, collect_scores(metrics))
     assert found["one"] == 3 and not {"one_sd", "one_error", "nothing", "nothing_sd"} & found.keys()
     assert found["given_sd"] == pytest.approx(found["given_error"] * 2)  # the root of 4 known images
     assert found["pixel_accuracy_sd"] == pytest.approx(found["pixel_accuracy_error"] * math.sqrt(5))

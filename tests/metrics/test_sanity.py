@@ -13,7 +13,7 @@ from explainers.metrics.sanity import (
     add_noise,
     max_sensitivity,
     random_weights,
-    replaced,
+    replace_weights,
 )
 from explainers.posthoc import InputXGradient
 from explainers.saved.identity import weights_hash
@@ -104,7 +104,7 @@ def test_a_randomised_model_has_exactly_its_own_weights_afterwards_also_after_an
     model = request.getfixturevalue(build) if build == "target" else build()
     pictures = images if build == "target" else images / 255
     before, identity, logits = state(model), weights_hash(model), model(pictures)
-    with pytest.raises(KeyError), replaced(model, random_weights(model, seed=3)):
+    with pytest.raises(KeyError), replace_weights(model, random_weights(model, seed=3)):
         inside = state(model)
         assert weights_hash(model) != identity
         assert not torch.allclose(model(pictures), logits, atol=1e-2) and model(pictures).isfinite().all()
@@ -120,7 +120,7 @@ def test_a_randomised_model_has_exactly_its_own_weights_afterwards_also_after_an
 def test_gradients_explain_the_random_model_and_constants_do_not(target, grid, images):
     gradients, classes = InputXGradient(target, grid), torch.arange(5)
     trained, metric = gradients(images, classes), Randomisation()
-    with replaced(target, random_weights(target)):
+    with replace_weights(target, random_weights(target)):
         random = gradients(images, classes)
     metric.update(trained, random)
     expected = [abs(spearmanr(trained[i].flatten(), random[i].flatten()).statistic) for i in range(5)]

@@ -9,7 +9,7 @@ from torch import nn
 from explainers import posthoc
 from explainers.errors import InputError
 from explainers.models import TargetModel
-from explainers.models.inputs import checked_classes, zero_to_one
+from explainers.models.inputs import validate_classes, zero_to_one
 from explainers.shapley import FastSHAPNetwork
 from explainers.tve import PaperNetwork
 
@@ -37,7 +37,7 @@ def test_images_that_are_not_uint8_are_refused_by_all_that_normalise(target, gri
 @pytest.mark.parametrize("shape", [(), (2,), (3, 1), (1, 3)])
 def test_there_is_one_class_for_each_image(shape):
     with pytest.raises(InputError, match=re.escape(f"integers of shape [3], got int64 of shape {list(shape)}")):
-        checked_classes(torch.zeros(shape, dtype=torch.long), torch.zeros(3, 3, 8, 8), num_classes=2)
+        validate_classes(torch.zeros(shape, dtype=torch.long), torch.zeros(3, 3, 8, 8), num_classes=2)
 
 
 def test_a_head_of_several_layers_has_as_many_classes_as_logits(make_model, make_target, images):
@@ -50,7 +50,7 @@ def test_a_head_of_several_layers_has_as_many_classes_as_logits(make_model, make
 def test_classes_that_are_no_tensor_are_refused_with_the_tensor_to_give(images):
     for wrong in (3, [0, 1, 2, 3, 4]):
         with pytest.raises(InputError, match=rf"as a tensor, got {re.escape(str(wrong))}: give torch.full\(\(5,\), "):
-            checked_classes(wrong, images, num_classes=5)
+            validate_classes(wrong, images, num_classes=5)
 
 
 @pytest.mark.parametrize("explainer", [posthoc.GAE, posthoc.DirectPaths, posthoc.Saliency, posthoc.DecompX])

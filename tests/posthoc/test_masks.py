@@ -10,7 +10,7 @@ from test_pixel_gradients import CLASSES, MODELS, close, only_one_patch
 
 from explainers.posthoc.lime import LIME
 from explainers.posthoc.masks import RISE, Occlusion, RandomMasks, ScoreCAM
-from explainers.posthoc.soft_masks import soft_masked_scores, unit_range, upsample
+from explainers.posthoc.soft_masks import score_soft_masks, unit_range, upsample
 
 METHODS = {
     "occlusion": (Occlusion, {}),
@@ -135,9 +135,9 @@ def test_no_more_masked_images_than_a_chunk_are_in_memory(target, images):
     image = torch.tensor([0, 0, 2, 1, 4, 3, 4])
     normalised, masks = target.normalise(images), torch.rand(7, 1, 32, 32)
     with torch.no_grad():
-        soft_masked_scores(Counting(), normalised, CLASSES, image, lambda pairs: masks[pairs], chunk_size=3)
+        score_soft_masks(Counting(), normalised, CLASSES, image, lambda pairs: masks[pairs], chunk_size=3)
     assert sizes == [3, 3, 1]
-    assert soft_masked_scores(target, normalised, CLASSES, image[:0], lambda t: masks[t]).shape == (0,)
+    assert score_soft_masks(target, normalised, CLASSES, image[:0], lambda t: masks[t]).shape == (0,)
 
 
 def test_a_grey_image_has_a_finite_map(make_target, grid, method):

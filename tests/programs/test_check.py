@@ -17,7 +17,7 @@ from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.evaluation.result import build_baselines
 from explainers.posthoc.defaults import DEFAULT_METHODS
-from explainers.posthoc.names import labelled
+from explainers.posthoc.names import label_methods
 from explainers.tve import TVE
 
 
@@ -83,6 +83,6 @@ def test_another_model_than_a_transformer_stands_beside_a_method_that_explains_i
     target = TargetModel(timm.create_model("test_resnet", num_classes=3))
     compared = build_baselines(target, target.grid)
     method, chance = compared
-    assert method in labelled(DEFAULT_METHODS["classes"][1:]) and chance == "chance"
+    assert method in label_methods(DEFAULT_METHODS["classes"][1:]) and chance == "chance"
     images = torch.zeros(1, 3, *[target.grid.image_size] * 2, dtype=torch.uint8)
     assert compared[method](images, torch.tensor([0])).shape[-1] == target.grid.side

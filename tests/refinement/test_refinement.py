@@ -8,7 +8,7 @@ from toys import VECTORS
 
 from explainers.anyhead import AnyHead
 from explainers.errors import InputError
-from explainers.evaluation.passes import counted_passes
+from explainers.evaluation.passes import count_passes
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows, score_functionals
 from explainers.posthoc import build
@@ -81,7 +81,7 @@ def test_other_classes_and_heads_need_no_masked_pass(target, grid, images):
     refined = refine(prior, images, CLASSES, 32, fit="regions")
     others = (CLASSES + 1) % 5
     v = functional(target, images, others)
-    with counted_passes(target) as count:
+    with count_passes(target) as count:
         found = refined.of(others)
         explained = refined.explain(v)
     assert count.images == 10  # two passes of the prior for 5 images

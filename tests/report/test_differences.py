@@ -7,7 +7,7 @@ import torch
 from scipy.stats import ttest_rel
 
 from explainers.errors import InputError
-from explainers.report.differences import compared, difference_tables
+from explainers.report.differences import compare_pairs, difference_tables
 from explainers.report.gallery import gallery_html
 from explainers.report.publish import publish
 from explainers.results.reading import ImageScores, write_scores
@@ -36,7 +36,7 @@ def results(scores):
 
 @pytest.fixture
 def tables(results, scores):
-    return lambda minus=None: difference_tables(results, compared(results, {"odd": scores}, TITLES), TITLES, minus)
+    return lambda minus=None: difference_tables(results, compare_pairs(results, {"odd": scores}, TITLES), TITLES, minus)
 
 
 def rows(table):
@@ -69,7 +69,7 @@ def test_the_csv_file_has_every_pair_unrounded(tables, scores):
 
 
 def test_without_scores_there_are_no_differences_and_an_unknown_name_is_refused(results, tables):
-    assert difference_tables(results, compared(results, {}, TITLES), TITLES) == {}
+    assert difference_tables(results, compare_pairs(results, {}, TITLES), TITLES) == {}
     with pytest.raises(InputError, match=r"^expected differences from one of a, b, late, single, old, got .*=x: name"):
         tables("x")
 
@@ -88,7 +88,7 @@ def test_differences_are_published_and_those_of_earlier_settings_removed(results
 
 
 def test_the_gallery_has_the_pairs_of_each_column(results, scores):
-    pairs = compared(results, {"odd": scores}, TITLES)
+    pairs = compare_pairs(results, {"odd": scores}, TITLES)
     page = gallery_html("", {}, results, TITLES, pairs=pairs)
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     deletion, masks = data["tasks"][0]["differences"]

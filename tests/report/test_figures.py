@@ -23,7 +23,7 @@ from benchmarks.papers.run_figures import (
 )
 from explainers.errors import InputError
 from explainers.report.figures import ablation_bars, fidelity_against_speed, fidelity_bars, fidelity_curves, ranking
-from explainers.report.labels import colours_of
+from explainers.report.labels import choose_colours
 from explainers.running.targets import named_options
 
 
@@ -121,7 +121,7 @@ def test_bars_are_the_areas_with_their_errors_and_a_missing_explainer_leaves_a_g
             numbers = RESULTS[task][name]
             assert height == numbers[f"fidelity_{side}"]
             assert error == pytest.approx(numbers[f"fidelity_{side}_error"])
-            assert colour == to_hex(colours_of(["chance", "light", "oracle"])[name])
+            assert colour == to_hex(choose_colours(["chance", "light", "oracle"])[name])
 
 
 def test_a_ranking_has_the_largest_distance_of_the_fidelities_on_top():
@@ -194,7 +194,7 @@ def test_ablations_are_means_over_the_tasks_with_the_errors_of_the_means():
         errors = [RESULTS[task][name]["fidelity_plus_error"] for task in RESULTS]
         assert height == pytest.approx(sum(values) / 2)
         assert error == pytest.approx(math.sqrt(errors[0] ** 2 + errors[1] ** 2) / 2)
-        assert colour == to_hex(colours_of(["chance", "light", "oracle"])[name])  # as in the other figures
+        assert colour == to_hex(choose_colours(["chance", "light", "oracle"])[name])  # as in the other figures
 
 
 def test_the_scatter_has_a_panel_for_each_number_of_subsets():

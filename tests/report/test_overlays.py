@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from explainers.errors import InputError
-from explainers.report.overlays import BLUE, RED, SEQUENTIAL, annotated, colour_scale, overlay, wrapped
+from explainers.report.overlays import BLUE, RED, SEQUENTIAL, colour_scale, draw_annotated, overlay, wrap_title
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGE = torch.randint(256, (3, 32, 32), generator=GENERATOR, dtype=torch.uint8)
@@ -17,7 +17,7 @@ def pixels(picture):
 
 
 def test_an_annotated_picture_contains_the_overlay_enlarged_with_sharp_patches():
-    picture = annotated(IMAGE, HEATMAP, "tabby 0.83", size=320)
+    picture = draw_annotated(IMAGE, HEATMAP, "tabby 0.83", size=320)
     large = IMAGE.repeat_interleave(10, 1).repeat_interleave(10, 2)
     top = 10 + 20  # the margin, and a line of the title
     assert torch.equal(pixels(picture)[:, top : top + 320, 10:330], overlay(large, HEATMAP))
@@ -26,14 +26,16 @@ def test_an_annotated_picture_contains_the_overlay_enlarged_with_sharp_patches()
 
 def test_large_images_are_enlarged_smoothly():
     gradient = torch.linspace(0, 255, 256).expand(3, 256, 256).byte()
-    found = pixels(annotated(gradient, torch.zeros(4, 4), "", size=512, legend=False))[0, 100, 16:528].int()
+    found = pixels(draw_annotated(gradient, torch.zeros(4, 4), "", size=512, legend=False))[0, 100, 16:528].int()
     assert len(found.unique()) > 200 and found.diff().abs().max() <= 2
 
 
 def test_smooth_pictures_have_no_edges_between_patches():
     grey = torch.full((3, 64, 64), 100, dtype=torch.uint8)
     heatmap = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
-    sharp, smooth = (pixels(annotated(grey, heatmap, "", 1, smooth, 448, False))[0, 100, 14:462] for smooth in (0, 1))
+    sharp, smooth = (
+        pixels(draw_annotated(grey, heatmap, "", 1, smooth, 448, False))[0, 100, 14:462] for smooth in (0, 1)
+    )
     assert sharp.int().diff().abs().max() > 100 > 5 > smooth.int().diff().abs().max()
 
 
@@ -61,7 +63,7 @@ def test_a_constant_heatmap_says_so_and_has_no_colours(value, signed):
     heatmap = torch.full((4, 4), value) + torch.rand(4, 4) * 1e-8 * abs(value)  # up to rounding
     assert colour_scale(heatmap, signed).constant
     assert torch.equal(overlay(IMAGE, heatmap, signed=signed)[0], IMAGE.float().mean(0).round().byte())
-    picture = annotated(IMAGE, heatmap, "tabby 0.83", size=320, signed=signed)
+    picture = draw_annotated(IMAGE, heatmap, "tabby 0.83", size=320, signed=signed)
     assert picture.height == 10 + 20 + 16 + 320 + 10  # a line below the title, and no legend
     assert pixels(picture)[:, 30:46].min() < 80
 
@@ -75,24 +77,24 @@ def test_one_outlier_does_not_make_other_patches_pale():
 
 
 def test_the_legend_goes_from_blue_to_red_or_from_grey_to_yellow():
-    bars = [pixels(annotated(IMAGE, HEATMAP, "", size=320, signed=each))[:, 10 + 320 + 10 + 2] for each in (1, 0)]
+    bars = [pixels(draw_annotated(IMAGE, HEATMAP, "", size=320, signed=each))[:, 10 + 320 + 10 + 2] for each in (1, 0)]
     assert [bar[:, 10].tolist() for bar in bars] == [list(BLUE), [140] * 3]
     assert [bar[:, 329].tolist() for bar in bars] == [list(RED), list(SEQUENTIAL[-1])]
-    assert annotated(IMAGE, HEATMAP, "", size=320, legend=False).height == 340
+    assert draw_annotated(IMAGE, HEATMAP, "", size=320, legend=False).height == 340
 
 
 def test_the_method_stands_below_the_title():
-    plain, named = (pixels(annotated(IMAGE, HEATMAP, "tabby 0.83", size=320, method=each)) for each in ("", "GAE"))
+    plain, named = (pixels(draw_annotated(IMAGE, HEATMAP, "tabby 0.83", size=320, method=each)) for each in ("", "GAE"))
     assert torch.equal(plain[:, :24], named[:, :24]) and torch.equal(plain[:, 30:], named[:, 46:])
     assert named[:, 30:44].min() < 80
 
 
 def test_the_probability_stays_when_a_title_is_shortened():
     for words in ("a " * 1000, "x" * 1000, "金" * 1000):
-        lines = wrapped(f"{words} 0.83", 40, len)
+        lines = wrap_title(f"{words} 0.83", 40, len)
         assert len(lines) == 2 and lines[1].endswith("… 0.83") and max(map(len, lines)) <= 40
-    assert wrapped("", 40, len) == [] and wrapped("x" * 1000, 4, len)[1].endswith("…")
-    assert wrapped("just one line 0.83", 18, len) == ["just one line 0.83"]
+    assert wrap_title("", 40, len) == [] and wrap_title("x" * 1000, 4, len)[1].endswith("…")
+    assert wrap_title("just one line 0.83", 18, len) == ["just one line 0.83"]
 
 
 @pytest.mark.parametrize(
@@ -107,4 +109,4 @@ def test_the_probability_stays_when_a_title_is_shortened():
 )
 def test_what_cannot_be_drawn_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
-        annotated(**{"image": IMAGE, "heatmap": HEATMAP, "title": "", **changes})
+        draw_annotated(**{"image": IMAGE, "heatmap": HEATMAP, "title": "", **changes})

@@ -10,7 +10,7 @@ from toys import batch_of, fit, game, training
 from explainers.masking import PatchGrid
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
-from explainers.shapley.shapley import Shapley, ShapleyLoss, efficient, shapley_loss
+from explainers.shapley.shapley import Shapley, ShapleyLoss, make_efficient, shapley_loss
 from explainers.training.sources import complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
@@ -58,12 +58,12 @@ def minimise(keep, values, null, grand):
 
     def step():
         search.zero_grad()
-        loss = shapley_loss(efficient(phi, null, grand), keep, values, null)
+        loss = shapley_loss(make_efficient(phi, null, grand), keep, values, null)
         loss.backward()
         return loss
 
     search.step(step)
-    return efficient(phi, null, grand).detach()[0]
+    return make_efficient(phi, null, grand).detach()[0]
 
 
 def test_the_objective_over_all_coalitions_has_its_minimum_at_the_exact_shapley_values(target, images):

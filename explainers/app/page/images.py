@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from explainers import Explainer
 from explainers.app.batches import PreparedClasses, PreparedTexts
-from explainers.app.choosing import passes_of
+from explainers.app.choosing import estimate_passes
 from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, checks_choices
@@ -26,7 +26,7 @@ from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
 from explainers.models.names import class_index
 from explainers.models.removal import masked_outputs
-from explainers.text.encoders import checked_texts
+from explainers.text.encoders import validate_texts
 
 Side = Literal["most", "least"]
 """Which patches are hidden first: the most or the least important ones."""
@@ -124,7 +124,7 @@ class OpenedImage:
         """The class, or text, that a browser asks for; an InputError if there is none, or it is empty."""
         if isinstance(index, str) and self.session.takes_texts:
             check_range(0, MOST_TEXTS, texts=len(against))
-            texts = checked_texts([index, *against])
+            texts = validate_texts([index, *against])
             longest = max(map(len, texts))
             if longest > LONGEST_TEXT:
                 raise InputError(f"expected texts of at most {LONGEST_TEXT} characters, got {longest}: shorten them")
@@ -155,7 +155,7 @@ class OpenedImage:
 
     def takes_long(self, method: str, index: Index) -> bool:
         """Whether a heatmap has still to be computed by a slow method."""
-        return passes_of(self.explainers[method]) > MANY_PASSES and (method, index) not in self._heatmaps
+        return estimate_passes(self.explainers[method]) > MANY_PASSES and (method, index) not in self._heatmaps
 
     def _explain(self, method: str, explainer: Explainer, index: Index) -> Tensor:
         """Explain by the explainer of a method, or its copy, whose intermediate results are not kept."""

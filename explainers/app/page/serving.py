@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from explainers.app.choosing import passes_of
+from explainers.app.choosing import estimate_passes
 from explainers.app.page.api import EXAMPLE, LARGEST_FILE, Api, read_page_file, server_functions
 from explainers.app.page.guard import Guard
 from explainers.app.page.images import ImageStore
@@ -16,7 +16,7 @@ from explainers.app.page.views import COLOURS, GREY, MOST_METHODS
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, needs
 from explainers.posthoc import build
-from explainers.posthoc.names import built_for
+from explainers.posthoc.names import build_supported
 from explainers.text import TextHead
 
 HINT = "Drop an image, and see which parts support each class."
@@ -140,16 +140,16 @@ def build_page(session: Session) -> Any:
 def other_methods(session: Session) -> dict[str, Any]:
     """All methods that the session's model can have besides its own one, by their names."""
     target = session.target
-    methods = built_for(target)
+    methods = build_supported(target)
     methods |= {name: build(name, target, target.grid) for name in SUMS if name.partition("-")[0] in methods}
     others = sorted(methods.keys() - {session.method, "Chance"})
-    return {name: methods[name] for name in others if passes_of(methods[name]) <= MOST_PASSES}
+    return {name: methods[name] for name in others if estimate_passes(methods[name]) <= MOST_PASSES}
 
 
 def list_methods(methods: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The methods as they are listed: name, and a note on slow ones."""
     return [
-        (name, f"{passes_of(method)} passes" if passes_of(method) > MANY_PASSES else "")
+        (name, f"{estimate_passes(method)} passes" if estimate_passes(method) > MANY_PASSES else "")
         for name, method in sorted(methods.items())
     ]
 

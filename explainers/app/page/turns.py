@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from explainers.app.choosing import passes_of
+from explainers.app.choosing import estimate_passes
 
 MANY_PASSES = 10
 """Forward passes above which a method is slow: it gives way to others while it computes."""
@@ -49,7 +49,7 @@ class Turns:
         Methods change modules of the model while they compute. A copy has its own modules, so that it can wait between
         any two of them while others use the model; it shares the weights.
         """
-        if passes_of(explainer) <= MANY_PASSES:
+        if estimate_passes(explainer) <= MANY_PASSES:
             with self.turn():
                 yield explainer
             return

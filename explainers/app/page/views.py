@@ -13,7 +13,16 @@ from torch import Tensor
 from explainers.app.explanation import data_url, picture_name, summarise
 from explainers.app.page.images import CHANCE, LEVELS, MOST_TEXTS, OpenedImage, Side, Text
 from explainers.errors import InputError, check_range
-from explainers.report.overlays import BLUE, CONSTANT, RED, ColourScale, annotated, colour_scale, legend_colours, tints
+from explainers.report.overlays import (
+    BLUE,
+    CONSTANT,
+    RED,
+    ColourScale,
+    colour_scale,
+    colour_shades,
+    draw_annotated,
+    legend_colours,
+)
 from explainers.report.side_by_side import LIKENESS
 
 MOST_METHODS = 4
@@ -98,7 +107,7 @@ def picture(
     if isinstance(chosen, Text) and chosen.against:
         title += f" against {summarise(chosen.against)}"
     parts = [
-        annotated(
+        draw_annotated(
             pixels,
             image.heatmap(method, chosen),
             title,
@@ -151,7 +160,7 @@ def check_methods(question: dict[str, Any], known: Sequence[str]) -> None:
 def encode_colours(heatmap: Tensor, scale: ColourScale) -> str:
     """The colours of `overlay`, with their strength as opacity: base64 of RGBA bytes, row by row."""
     shades = scale.shades(heatmap)
-    colours = torch.cat([tints(shades, scale.signed), 255 * shades.abs()[..., None]], -1)
+    colours = torch.cat([colour_shades(shades, scale.signed), 255 * shades.abs()[..., None]], -1)
     return base64.b64encode(colours.round().to(torch.uint8).numpy().tobytes()).decode()
 
 
