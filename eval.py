@@ -120,10 +120,12 @@ def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
 @rank_zero_only
 def announce(task: str, images: int, evaluation: Any) -> None:
     """Print an estimate of what a task costs before it starts, the most expensive explainers first."""
-    passes = sorted(evaluation.forward_passes.items(), key=lambda item: -item[1])
-    vary = {name for name, explainer in evaluation.explainers.items() if getattr(explainer, "passes_vary", False)}
-    parts = ", ".join(f"{name} {'at most ' * (name in vary)}{count}" for name, count in passes if count)
-    print(f"{task}: {images} images, about {sum(dict(passes).values())} forward passes each ({parts})")
+    passes = evaluation.forward_passes
+    parts = []
+    for name in sorted(passes, key=passes.__getitem__, reverse=True):
+        most = "at most " if getattr(evaluation.explainers.get(name), "passes_vary", False) else ""
+        parts += [f"{name} {most}{passes[name]}"] if passes[name] else []
+    print(f"{task}: {images} images, about {sum(passes.values())} forward passes each ({', '.join(parts)})")
 
 
 def print_corrupt(task: str, samples: Any, trainer: Trainer) -> None:

@@ -134,8 +134,8 @@ def next_command(cfg: DictConfig, target: str, folder: Path) -> str:
     settings: Any = OmegaConf.to_container(cfg.target, resolve=True)
     kind, model = module["_target_"].rpartition(".")[2], settings.get("model") or {}
     if kind == "Surrogate":
-        file, name = quote(f"{folder}/target.safetensors"), quote(f"{folder.name}_fastshap")
-        own = [f"target={target}", f"explainer.surrogate={file}", f"name={name}"]
+        surrogate, name = quote(f"{folder}/target.safetensors"), quote(f"{folder.name}_fastshap")
+        own = [f"target={target}", f"explainer.surrogate={surrogate}", f"name={name}"]
         fastshap = ["experiment=vit_shapley", "explainers@explainer=fastshap", "cache=none"]  # it explains any target
         return shlex.join(["python", "train.py", *fastshap, *own])
     overlay = model.get("pretrained_cfg_overlay") or {}

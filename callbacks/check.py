@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from callbacks.samples import explainer_of, validation_samples
-from explainers.errors import InputError, check_positive, check_range
+from callbacks.samples import collect_samples, get_explainer
+from explainers.errors import InputError
 from explainers.evaluation.result import CURVES, list_columns, measure_beside_baselines, text_table
 from explainers.saved.files import write_atomically
 
@@ -27,8 +27,6 @@ class Check(Callback):
     """
 
     def __init__(self, folder: str, images: int = 32, levels: int = 11, batch_size: int = 8) -> None:
-        check_positive(images=images, batch_size=batch_size)
-        check_range(3, levels=levels)
         self.path = Path(folder) / "check.json"
         self.images = images
         self.levels = levels
@@ -58,12 +56,12 @@ class Check(Callback):
             pl_module.train(was_training)
 
     def _check(self, trainer: Trainer, module: LightningModule) -> None:
-        samples = validation_samples(trainer, self.batch, self.images)
+        samples = collect_samples(trainer, self.batch, self.images)
         if samples is None:
             raise InputError("expected validation images, got none: set data.val, or callbacks.check=null")
         batches = samples["image"].split(self.batch_size)
         with trainer.precision_plugin.forward_context():
-            measured = measure_beside_baselines(explainer_of(module), batches, self.levels)
+            measured = measure_beside_baselines(get_explainer(module), batches, self.levels)
         images = len(samples["image"])
         record = {"images": images, "levels": self.levels, "removal": "zero", "explainers": measured}
         write_atomically(self.path, json.dumps(record, indent=2))

@@ -9,8 +9,8 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from callbacks.samples import explainer_of, validation_samples
-from explainers.errors import InputError, check_positive, check_range
+from callbacks.samples import collect_samples, get_explainer
+from explainers.errors import InputError
 from explainers.evaluation.result import explain_by_baselines
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.saved.files import atomic
@@ -30,8 +30,6 @@ class Heatmaps(Callback):
     """
 
     def __init__(self, folder: str, name: str = "heatmaps", images: int = 6, seconds: float = 30) -> None:
-        check_positive(images=images)
-        check_range(0, seconds=seconds)
         self.folder = Path(folder)
         self.name = name
         self.images = images
@@ -60,7 +58,7 @@ class Heatmaps(Callback):
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         with torch.inference_mode(False), torch.no_grad(), trainer.precision_plugin.forward_context():
-            samples = validation_samples(trainer, self.batch, self.images)
+            samples = collect_samples(trainer, self.batch, self.images)
             if samples is not None:  # batches of a cache without a data set have no images
                 self._draw_samples(trainer, module, samples)
         self.drawn = time.monotonic()
@@ -68,7 +66,7 @@ class Heatmaps(Callback):
 
     def _draw_samples(self, trainer: Trainer, module: LightningModule, samples: dict[str, Any]) -> None:
         images = samples["image"].to(module.device)
-        explainer = explainer_of(module)
+        explainer = get_explainer(module)
         try:
             heatmaps = {type(explainer).__name__: module(images)}
         except InputError as error:

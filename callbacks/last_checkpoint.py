@@ -9,7 +9,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from explainers.errors import InputError
+from explainers.errors import check_range
 from explainers.running.signals import Pending
 
 SAVE = 1
@@ -28,8 +28,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, folder: str, minutes: float = 10) -> None:
-        if minutes < 0:
-            raise InputError(f"expected minutes between two checkpoints of at least 0, got {minutes}")
+        check_range(0, minutes=minutes)
         self.last_model_path = str(Path(folder) / "last.ckpt")  # named as in Lightning's ModelCheckpoint
         self.seconds = 60 * minutes
         self.saved = 0.0
@@ -60,10 +59,10 @@ class LastCheckpoint(Checkpoint):
         last = batch_idx + 1 == trainer.num_training_batches
         if not last and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             due = trainer.is_global_zero and time.monotonic() - self.saved >= self.seconds
-            self._act(trainer, self._decision(trainer, self.signal.number or due * SAVE))
+            self._act(trainer, self._agree(trainer, self.signal.number or due * SAVE))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._act(trainer, max(SAVE, self._decision(trainer, self.signal.number)))
+        self._act(trainer, max(SAVE, self._agree(trainer, self.signal.number)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.signal.stop()
@@ -71,7 +70,7 @@ class LastCheckpoint(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.signal.stop()
 
-    def _decision(self, trainer: Trainer, own: int) -> int:
+    def _agree(self, trainer: Trainer, own: int) -> int:
         """The largest decision of all processes: one that stops alone would leave the others waiting without end."""
         decision = torch.tensor(own, device=trainer.strategy.root_device)
         return int(trainer.strategy.reduce(decision, reduce_op="max"))  # type: ignore[arg-type]

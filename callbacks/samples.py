@@ -6,28 +6,25 @@ from lightning import Trainer
 from torch.utils.data import default_collate
 
 
-def explainer_of(module: Any) -> Any:
+def get_explainer(module: Any) -> Any:
     """The explainer that a LightningModule trains; itself, if it is one."""
     return getattr(module, "explainer", module)
 
 
-def validation_samples(trainer: Trainer, batch: dict[str, Any] | None, count: int) -> dict[str, Any] | None:
-    """Samples that are evenly spaced in the validation set; of a datamodule without data sets, the first of a batch.
+def collect_samples(trainer: Trainer, batch: dict[str, Any] | None, count: int) -> dict[str, Any] | None:
+    """At most `count` evenly spaced validation images, as a batch, or `None`; without a data set, the first of a batch.
 
     Args:
         trainer: the trainer of a datamodule, whose batches may come from a cache without pixels.
         batch: a validation batch; `None` before the first one.
-        count: maximum number of samples.
-
-    Returns:
-        A batch, or `None` if there are no images.
+        count: maximum number of images.
     """
     data: Any = getattr(trainer, "datamodule", None)
     if hasattr(data, "dataset"):
         dataset = data.dataset("val")
         number = min(count, len(dataset))
-        readable = [dataset[i * len(dataset) // number] for i in range(number)]
-        readable = [sample for sample in readable if sample is not None]
+        samples = [dataset[i * len(dataset) // number] for i in range(number)]
+        readable = [sample for sample in samples if sample is not None]
         return default_collate(readable) if readable else None
     if batch is None or "image" not in batch:
         return None

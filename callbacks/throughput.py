@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from explainers.errors import InputError
+from explainers.errors import check_range
 
 
 class Throughput(Callback):
@@ -20,8 +20,7 @@ class Throughput(Callback):
     """
 
     def __init__(self, warmup: int = 2) -> None:
-        if warmup < 1:
-            raise InputError(f"expected warmup of at least 1 step, got {warmup}")
+        check_range(1, warmup=warmup)
         self.warmup = warmup
         self.steps = 0
         self.images = 0
@@ -36,13 +35,13 @@ class Throughput(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self.steps == self.warmup:
-            self.start = _now(pl_module)
+            self.start = _read_clock(pl_module)
         if self.steps > self.warmup:
             self.images += len(batch["index"])
         if batch_idx + 1 < trainer.num_training_batches:
             return
         if self.images:
-            speed = self.images * trainer.world_size / (_now(pl_module) - self.start)
+            speed = self.images * trainer.world_size / (_read_clock(pl_module) - self.start)
             pl_module.log("throughput/images_per_second", speed)
             if pl_module.device.type == "cuda":
                 pl_module.log("throughput/peak_memory_gib", torch.cuda.max_memory_allocated(pl_module.device) / 2**30)
@@ -50,7 +49,7 @@ class Throughput(Callback):
         self.images = 0
 
 
-def _now(module: LightningModule) -> float:
+def _read_clock(module: LightningModule) -> float:
     """Time in seconds, after all work of the module's device is done."""
     if module.device.type == "cuda":
         torch.cuda.synchronize(module.device)

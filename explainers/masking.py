@@ -182,7 +182,8 @@ def apply_in_chunks(
         The results of `function`, (B, M, ...).
 
     >>> keep = torch.tensor([[[True, True], [False, True], [True, False]]])
-    >>> apply_in_chunks(lambda images, masks: masks.sum(1) + 10 * len(masks), torch.zeros(1, 3, 2, 2), keep, by_size=True)
+    >>> images = torch.zeros(1, 3, 2, 2)
+    >>> apply_in_chunks(lambda images, masks: masks.sum(1) + 10 * len(masks), images, keep, by_size=True)
     tensor([[12, 21, 21]])
     """
     check_positive(chunk_size=chunk_size)

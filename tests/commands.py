@@ -1,10 +1,6 @@
 """Commands of a user, run in this process, which saves the seconds that a new process takes to import."""
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +15,6 @@ from PIL import Image
 import eval as evaluation
 import train as training
 
-MARK = "TESTED_COMMAND"  # a variable that all processes of a command inherit
 ROOT = Path(__file__).parents[1]
 PYTHONPATH = f"{ROOT / 'tests'}:{ROOT / 'tests/programs'}"  # so that a config can name what a test defines
 SMALL_DIGITS = ("data.size.train=16", "data.size.val=8", "data.size.test=7", "data.batch_size=8")
@@ -73,52 +68,6 @@ def train(*overrides, folder):
 def evaluate(*overrides, folder):
     with one_thread(), evaluation.program.errors_in_one_line():
         evaluation.evaluate(composed(*overrides, folder=folder, config="eval"))
-
-
-def start(program, *overrides, folder, **environment):
-    """`python train.py` or another program, as a process of its own."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "WANDB_"))}
-    own = {"PYTHONPATH": PYTHONPATH, MARK: str(folder)}
-    environment = {"OMP_NUM_THREADS": "1"} | clean | own | environment
-    program = [program] if isinstance(program, str) else program
-    command = [sys.executable, *program, *overrides, f"hydra.run.dir={folder}"]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def run(program, *overrides, folder, timeout=150, **environment):
-    """The exit code, stdout and stderr of a process that ends in time."""
-    process = start(program, *overrides, folder=folder, **environment)
-    try:
-        out, errors = process.communicate(timeout=timeout)
-    finally:
-        stop(process, folder)
-    return process.returncode, out, errors
-
-
-def running(folder):
-    """The numbers of all processes that the command in `folder` has started, and of those that they have started."""
-    numbers = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"{MARK}={folder}".encode() in (path / "environ").read_bytes().split(b"\0"):
-                numbers.append(int(path.name))
-    return numbers
-
-
-def stop(process, folder):
-    """Send SIGKILL to a process and to all that it has started, whatever their session."""
-    for started in [process.pid, *running(folder)] if process.poll() is None else running(folder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(started, signal.SIGKILL)
-    process.wait(timeout=30)
 
 
 def draw_images(folder, count=6, side=72, classes=("cat", "dog")):

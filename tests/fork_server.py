@@ -111,11 +111,10 @@ def do(job, status, *outputs):
 class Fork:
     """A process that the server has forked, with the methods of `multiprocessing.Process`."""
 
-    def __init__(self, job, output=None):
+    def __init__(self, job):
         self.status, status = os.pipe()
-        outputs = (1, 2) if output is None else (output, output)
         flush()
-        socket.send_fds(server, [job], [status, *outputs])
+        socket.send_fds(server, [job], [status, 1, 2])
         os.close(status)
         self.exitcode = None
         self.pid = self.read()
@@ -140,18 +139,17 @@ class Fork:
         self.kill(signal.SIGTERM)
 
 
-def fork(work, *args, output=None, **settings):
-    """Start `work(*args, **settings)` in a process of its own; `output` is a file descriptor for what it prints.
+def fork(work, *args, **settings):
+    """Start `work(*args, **settings)` in a process of its own.
 
     Processes that a fork starts are forks of itself: it is as clean as it has been.
     """
     if server is None:
-        assert output is None
         process = FORK.Process(target=work, args=args, kwargs=settings)
         process.start()
         return process
     work = pickle.dumps((work, args, settings))
-    return Fork(pickle.dumps((dict(os.environ), os.getcwd(), sys.path, work)), output)
+    return Fork(pickle.dumps((dict(os.environ), os.getcwd(), sys.path, work)))
 
 
 def join(process, seconds):

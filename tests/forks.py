@@ -1,6 +1,5 @@
 """Commands and torchrun without the seconds that a new process takes to import: as forks; see `fork_server`."""
 
-import fcntl
 import os
 import runpy
 import signal
@@ -9,19 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from commands import MARK, PYTHONPATH, ROOT, running
+from commands import PYTHONPATH, ROOT
 from fork_server import fork, join
 from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed import run as torchrun
 
 from explainers.running import processes, record
-
-PIPE_SIZE = 2**20
 
 
 def ask_no_gpu():
@@ -44,69 +40,34 @@ def run_program(program, overrides, folder):
     runpy.run_path(program, run_name="__main__")
 
 
-def run_logged(program, overrides, folder, prepare):
+def run_in_session(work, log, prepare):
+    os.setsid()  # so that all processes that the command starts can be killed
     be_new()
-    os.environ.update({"PYTHONPATH": PYTHONPATH, MARK: str(folder)})
-    with open(f"{folder}.log", "w") as log:
-        os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
+    os.environ["PYTHONPATH"] = PYTHONPATH
+    with open(log, "w") as file:
+        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
     prepare()
-    run_program(program, overrides, folder)
-
-
-@contextmanager
-def forked(program, *overrides, folder, prepare=ask_no_gpu):
-    """The process of a command, which nothing outlives; `<folder>.log` has what the processes it starts print.
-
-    Args:
-        program: `train.py` or `eval.py`.
-        overrides: its arguments.
-        folder: folder of the run.
-        prepare: called in the process before the program, for example to patch it.
-    """
-    process = fork(run_logged, program, overrides, folder, prepare)
-    try:
-        yield process
-    finally:
-        process.kill()
-        for started in running(folder):
-            with suppress(ProcessLookupError):
-                os.kill(started, signal.SIGKILL)
-        process.join()
-
-
-@dataclass
-class Ending:
-    """How a command ended: its exit code, negative for a signal, and what its processes printed."""
-
-    code: int
-    output: str
+    work()
 
 
 class Started:
     """A process that can be killed with all that it has started.
 
     Args:
-        work: what it does, given its place.
-        place: the folder that it reads and writes.
-        prepare: called before.
+        work: what it does.
+        log: the file of what all these processes print.
+        prepare: called before, for example to patch something.
     """
 
-    def __init__(self, work: Callable[[Path], None], place: Path, prepare: Callable[[], None] = ask_no_gpu) -> None:
-        self.reader, writer = os.pipe()
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-        self.process = fork(run_in_session, work, place, prepare, output=writer)
-        os.close(writer)
+    def __init__(self, work: Callable[[], None], log: Path, prepare: Callable[[], None] = ask_no_gpu) -> None:
+        self.log = Path(log)
+        self.process = fork(run_in_session, work, self.log, prepare)
 
-    def ending(self, timeout: float = 180) -> Ending:
-        """Wait until it ends; one that hangs is killed."""
+    def end(self, timeout: float = 180) -> tuple[int, str]:
+        """Wait until it ends; one that hangs is killed. Its exit code, negative for a signal, and what was printed."""
         join(self.process, timeout)
         self.kill()
-        os.set_blocking(self.reader, False)
-        output = b""
-        with suppress(BlockingIOError):
-            output = os.read(self.reader, PIPE_SIZE)
-        os.close(self.reader)
-        return Ending(self.process.exitcode, output.decode(errors="replace"))
+        return self.process.exitcode, self.log.read_text(errors="replace")
 
     def kill(self) -> None:
         """Kill all processes that are left, and wait until they are gone: what they write would count for the next."""
@@ -131,21 +92,21 @@ class Started:
         return found
 
 
-def run_in_session(work, place, prepare):
-    os.setsid()  # so that all processes that the command starts can be killed
-    be_new()
-    os.environ["XDG_CACHE_HOME"] = f"{place}/home"
-    prepare()
-    work(place)
+@contextmanager
+def forked(program, *overrides, folder, prepare=ask_no_gpu):
+    """The process of a command, which nothing outlives; `<folder>.log` has what the processes it starts print.
 
-
-def program(name, *overrides):
-    """`python <name> *overrides`, as the work of `Started`, with a run in the folder `run` of its place."""
-    return partial(run_at, name, overrides)
-
-
-def run_at(name, overrides, place):
-    run_program(name, overrides, f"{place}/run")
+    Args:
+        program: `train.py` or `eval.py`.
+        overrides: its arguments.
+        folder: folder of the run.
+        prepare: called in the process before the program, for example to patch it.
+    """
+    started = Started(partial(run_program, program, overrides, folder), f"{folder}.log", prepare)
+    try:
+        yield started.process
+    finally:
+        started.kill()
 
 
 def wait_for(happened: Callable[[], bool], seconds: float, what: str) -> None:

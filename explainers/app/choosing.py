@@ -156,9 +156,8 @@ def _check_fits(explainer: Explainer, target: TargetModel, purpose: Purpose) -> 
         class_rows(target.head, target.embed_dim, target.mean, directions=True)  # vectors explain a linear head
     if purpose != "classes" and not isinstance(explainer, FunctionalExplainer):
         raise InputError("it explains classes alone")
-    if estimate_passes(explainer) <= CHEAP and not all(
-        type(part).__module__.startswith(KNOWN) for part in target.modules()
-    ):
+    known = all(type(part).__module__.startswith(KNOWN) for part in target.modules())
+    if not known and estimate_passes(explainer) <= CHEAP:
         grey = torch.full((1, 3, *[target.grid.image_size] * 2), 128, dtype=torch.uint8, device=target.mean.device)
         with torch.no_grad():
             if isinstance(explainer, FunctionalExplainer) and purpose != "classes":

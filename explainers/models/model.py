@@ -32,8 +32,8 @@ class TargetModel(nn.Module):
     Args:
         model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`.
         head: a head for another task on the same backbone, or the path of its file; `None` keeps the model's own head.
-            A linear head of a single logit is converted, see `heads.split_single_logit`. A model without a head, such as
-            DINOv2, only embeds.
+            A linear head of a single logit is converted, see `heads.split_single_logit`. A model without a head,
+            such as DINOv2, only embeds.
 
     Raises:
         InputError: if no head is given and the model has several, if `head` expects embeddings of another width, if its

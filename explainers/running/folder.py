@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -63,18 +64,14 @@ class Folders(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir).absolute()
         if [path.name for path in folder.iterdir()] == ["multirun.yaml"]:  # Hydra's own
-            (folder / "multirun.yaml").unlink()
-            folder.rmdir()
+            shutil.rmtree(folder)
 
 
 def name_jobs(config: DictConfig) -> None:
     """Add to the folder of each job of a sweep the overrides that differ between jobs and that it does not name yet.
 
-    Hydra composes each job from the overrides of `config`, on any launcher. Two of its own settings are added to them:
-    the folder of a job, and which overrides `hydra.job.override_dirname` leaves out.
-
-    Args:
-        config: what Hydra has composed for the whole sweep, with its own settings.
+    Hydra composes each job from the overrides of `config`, that of the whole sweep, on any launcher. Two of its own
+    settings are added to them: the folder of a job, and which overrides `hydra.job.override_dirname` leaves out.
     """
     settings: Any = OmegaConf.to_container(config)  # interpolations stay
     hydra = settings["hydra"]
@@ -139,8 +136,8 @@ def shorten_path(path: Path) -> Path:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a run's folder, so that no other command writes to it at the same time.
 
-    The lock ends with this process, even if it is killed. Processes that this one starts work under the same lock. Of
-    the processes that torchrun or SLURM start, only the first one takes it.
+    The lock ends with this process, even if it is killed. Processes that this one starts work under the same lock; of
+    those that torchrun or SLURM start, the first one takes it.
 
     Raises:
         InputError: if another command has locked the folder; the message names its process and machine.

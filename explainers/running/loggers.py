@@ -36,11 +36,7 @@ class Writer(ExperimentWriter):
 
 
 class History(CSVLogger):
-    """Logs to `csv/version_0/metrics.csv` in the folder of a run; a resumed run appends to it.
-
-    Args:
-        folder: the run's folder.
-    """
+    """Logs to `csv/version_0/metrics.csv` in the folder of a run; a resumed run appends to it."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder, name="csv", version=0)
@@ -56,12 +52,7 @@ class History(CSVLogger):
 
 @rank_zero_only
 def forget_later_rows(folder: Path, step: int) -> None:
-    """Remove the rows that a resumed run logs again from the history of a run, and a line that a kill has cut.
-
-    Args:
-        folder: the run's folder.
-        step: number of steps before the checkpoint; 0 for a run that starts anew.
-    """
+    """Remove the rows from a `step` on, which a resumed run logs again, from its history, and a line cut by a kill."""
     path = folder / HISTORY
     if not path.exists():
         return

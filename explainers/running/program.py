@@ -52,7 +52,7 @@ FULL = "free space on its disk, or write to another one"
 DENIED = "change its permissions, or use another path"
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), FULL),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), DENIED),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST), DENIED),
 }
 """Error number of the operating system → what a user can do."""
 

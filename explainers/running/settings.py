@@ -77,15 +77,9 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
 
     Deeper keys are arguments of a `_target_`, which refuses unknown ones. Experiments may have keys at the top that
     nothing reads after an override.
-
-    Args:
-        cfg: the config of a run.
-        program: the config file of its program, which has the keys that the program reads.
     """
     own: Any = OmegaConf.load(program)
-    groups = [
-        str(group).rpartition("@")[2] for choice in own.defaults if isinstance(choice, DictConfig) for group in choice
-    ]
+    groups = [group.rpartition("@")[2] for group in list_groups(own)]
     texts = [OmegaConf.to_yaml(node) for node in (cfg, HydraConfig.get())]
     interpolated = re.findall(r"\$\{(?:[\w.]+:)?\.*(\w+)", " ".join(texts))
     known = [*own, *groups, *SHARED_KEYS, *interpolated]
@@ -121,13 +115,17 @@ def explain_unknown_key(cause: Any, configs: Path) -> str:
             return f"no setting {full} in the config of this program: {program}.py has it"
     names = {str(name) for name in node}
     if not parent:  # groups, of which some, such as `experiment`, are no keys
-        choices = [choice for own in programs.values() for choice in own.defaults if isinstance(choice, DictConfig)]
-        names |= {str(group) for choice in choices for group in choice}
+        names |= {group for own in programs.values() for group in list_groups(own)}
     root = OmegaConf.select(node, "." * (len(parent.split(".")) + 1)) if parent else node  # one more for each parent
     everywhere = [name for name in list_keys(root) if name.rpartition(".")[2] == key]
     similar = get_close_matches(key.lower(), names, 3, 0.7)  # of the key alone: all siblings share its beginning
     siblings = [f"{parent}.{name}".lstrip(".") for name in (similar or ([] if everywhere else sorted(names)))]
     return f"no setting {full}: {suggest_names(full, siblings, everywhere)}"
+
+
+def list_groups(program: Any) -> list[str]:
+    """The groups that the config file of a program chooses files of, such as `explainers@explainer`."""
+    return [str(group) for choice in program.defaults if isinstance(choice, DictConfig) for group in choice]
 
 
 def list_keys(cfg: Any) -> list[str]:

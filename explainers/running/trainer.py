@@ -44,13 +44,7 @@ def ignore_lightnings_signals(trainer: Trainer) -> None:
 
 @functools.cache  # the line is printed once
 def choose_accelerator(wanted: str) -> str:
-    """Lightning's accelerator for `trainer.accelerator`: the CPU instead of Apple's GPU (MPS).
-
-    Metrics are summed and random numbers are drawn in float64, which MPS does not have.
-
-    Raises:
-        InputError: if it is mps, or gpu on a machine with an Apple GPU.
-    """
+    """Lightning's accelerator for `trainer.accelerator`: the CPU instead of Apple's GPU (MPS), which has no float64."""
     if wanted == "mps" or wanted == "gpu" and torch.backends.mps.is_available():
         raise InputError(
             f"expected trainer.accelerator=cpu on this machine, got {wanted}: Apple's GPUs (MPS) have no float64, in"
@@ -66,9 +60,6 @@ def fastest_precision(accelerator: str) -> str:
     """Lightning's name of the precision: bf16 autocast if the hardware computes it, else float32.
 
     Emulated bf16 is ten times slower than float32.
-
-    Args:
-        accelerator: Lightning's name of the device, such as auto, cpu or gpu.
     """
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
@@ -81,14 +72,11 @@ OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=
 
 
 def find_checkpoint(ckpt_path: str | None, last: Path) -> Path | None:
-    """The checkpoint to resume from: the run's last one by default, or the one that `ckpt_path` names.
+    """The checkpoint to resume from.
 
     Args:
         ckpt_path: path of a checkpoint, or `last` for the run's last one; `None` for the last one if it exists.
         last: path of the run's last checkpoint.
-
-    Raises:
-        InputError: if the named checkpoint does not exist.
     """
     if ckpt_path is None:
         return last if last.exists() else None
@@ -99,11 +87,7 @@ def find_checkpoint(ckpt_path: str | None, last: Path) -> Path | None:
 
 
 def read_progress(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
-    """Number of training steps before a checkpoint, and its metrics; 0 and none without a checkpoint.
-
-    Raises:
-        InputError: if the file is damaged, or no checkpoint of a run.
-    """
+    """Number of training steps before a checkpoint, and its metrics; 0 and none without a checkpoint."""
     if checkpoint is None:
         return 0, {}
     try:

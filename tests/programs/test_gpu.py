@@ -2,10 +2,12 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
-from commands import SMALL_DIGITS, composed, run, train
+from commands import ROOT, SMALL_DIGITS, composed, train
 from hydra.utils import instantiate
 from test_mid_epoch import TORCH, killed, results
 
@@ -72,6 +74,6 @@ def test_a_method_without_training_is_the_same_as_on_the_cpu(method, tmp_path):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has fewer than two CUDA devices")
 def test_two_processes_train_with_nccl(tmp_path):
     gpus = ("trainer.accelerator=gpu", "trainer.devices=2", "trainer.strategy=ddp", "cache=none")
-    code, out, errors = run("train.py", *RUN, *gpus, folder=tmp_path / "run", timeout=300)
-    assert code == 0, out + errors
+    command = [sys.executable, "train.py", *RUN, *gpus, f"hydra.run.dir={tmp_path}/run"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     assert math.isfinite(json.loads((tmp_path / "run/metrics.json").read_text())["val/loss"])

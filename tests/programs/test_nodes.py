@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from commands import DIGITS, ROOT, TVE_RUN, train
-from forks import Started, act_as_torchrun, free_port, program, wait_for
+from forks import Started, act_as_torchrun, free_port, run_program, wait_for
 from lightning import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
@@ -56,7 +56,8 @@ def nodes():
     def start(*command, places):
         port = free_port()
         for number, place in enumerate(places):
-            started.append(Started(partial(on_node, number, port, (*command, *NODES)), place))
+            work = partial(on_node, number, port, (*command, *NODES), place)
+            started.append(Started(work, place / f"{number}.log"))
         return started[-2:]
 
     yield start
@@ -85,8 +86,8 @@ def test_two_machines_of_two_processes_train_as_one_process_with_as_many_images_
     for launcher in nodes(
         "train.py", *RUN, *SMALL, "cache=sources", f"cache_dir={tmp_path}/two", places=[tmp_path] * 2
     ):
-        ending = launcher.ending()
-        assert ending.code == 0, ending.output
+        code, output = launcher.end()
+        assert code == 0, output
     (expected, _), (got, ranks) = losses(tmp_path / "whole"), losses(tmp_path / "run")
     assert ranks == 4 and len(got) == 4
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
@@ -117,10 +118,8 @@ def test_machines_that_share_no_folder_are_refused_before_anything_is_computed(n
     for place in places:
         place.mkdir()
     for launcher, place in zip(nodes("train.py", *RUN, *SMALL, places=places), places, strict=True):
-        ending = launcher.ending()
-        assert (
-            ending.code != 0 and f"error: expected a folder that all machines share, got {place}/run" in ending.output
-        )
+        code, output = launcher.end()
+        assert code != 0 and f"error: expected a folder that all machines share, got {place}/run" in output
         assert not (place / "run/checkpoints").exists()
 
 
@@ -136,7 +135,8 @@ def task(rank, count, port, place, *overrides):
     scontrol = place / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {place}/asked\n')
     scontrol.chmod(0o755)
-    return Started(program("train.py", *RUN, *overrides), place, partial(be_task, told, rank))
+    work = partial(run_program, "train.py", (*RUN, *overrides), place / "run")
+    return Started(work, place / f"{rank}.log", partial(be_task, told, rank))
 
 
 def be_task(environment, rank):
@@ -155,14 +155,14 @@ def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(un
     saved = read_progress(checkpoint)[0]
     for started in tasks:
         os.kill(started.process.pid, signal.SIGUSR1)
-    endings = [started.ending(60) for started in tasks]
-    assert [ending.code for ending in endings] == [128 + signal.SIGUSR1] * 2, endings
-    assert "SIGUSR1: saved step" in endings[0].output and "SIGUSR1" not in endings[1].output
+    codes, outputs = zip(*(started.end(60) for started in tasks), strict=True)
+    assert codes == (128 + signal.SIGUSR1,) * 2, outputs
+    assert "SIGUSR1: saved step" in outputs[0] and "SIGUSR1" not in outputs[1]
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"
     assert saved < read_progress(checkpoint)[0] < 2 * 6
     for started in [task(rank, 2, port, tmp_path, *machines) for rank in range(2)]:
-        ending = started.ending()
-        assert ending.code == 0, ending.output
+        code, output = started.end()
+        assert code == 0, output
     check_equal_weights(tmp_path / "run", uninterrupted)
 
 

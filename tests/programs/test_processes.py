@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import DIGITS, QUIET, TVE_RUN, composed, evaluate, train
-from forks import Forks, Started, Torchrun, forked, program, wait_for
+from forks import Forks, Started, Torchrun, forked, run_program, wait_for
 from hydra.errors import CompactHydraException
 from lightning import Callback
 from omegaconf import OmegaConf
@@ -168,13 +168,13 @@ def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_pa
     """SIGTERM, as a scheduler sends it, reaches the command only."""
     endless = (*RUN, *TWO, "trainer.max_epochs=100000", "data.batch_size=4")
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
-    command = Started(program("train.py", *endless), tmp_path, stand_in)
+    command = Started(partial(run_program, "train.py", endless, tmp_path / "run"), tmp_path / "log", stand_in)
     try:
         wait_for(lambda: checkpoint.exists() or not command.process.is_alive(), 240, "no checkpoint in time")
         assert len(command.left()) == 4  # the command, torchrun and two that train
         command.process.terminate()
         wait_for(lambda: not command.left(), 20, "torchrun had to kill its processes")  # which it does after 30 s
     finally:
-        ending = command.ending(0)
-    saved = re.search(r"SIGTERM: saved step (\d+), from which the same command resumes", ending.output)
-    assert ending.code not in (0, None) and saved and int(saved[1]) == read_progress(checkpoint)[0]
+        code, output = command.end(0)
+    saved = re.search(r"SIGTERM: saved step (\d+), from which the same command resumes", output)
+    assert code not in (0, None) and saved and int(saved[1]) == read_progress(checkpoint)[0]

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from functools import partial
 
 import pytest
 from commands import DIGITS, ROOT, TVE_RUN
@@ -49,8 +50,8 @@ def test_a_run_of_a_sweep_is_a_job_with_a_process_for_each_device(slurm):
     with forked("train.py", "-m", *TVE_RUN, *DIGITS, *options, "seed=3", folder=slurm / "unused") as process:
         submitted = slurm / "sweep/.submitit/4711/4711_submitted.pkl"
         wait_for(submitted.exists, 60, "no job was submitted")
-        ending = Started(run_job, slurm, be_job).ending()
-        assert ending.code == 0, ending.output
+        code, output = Started(partial(run_job, slurm), slurm / "job.log", be_job).end()
+        assert code == 0, output
         process.join(60)
     assert process.exitcode == 0, (slurm / "unused.log").read_text()
     script = (slurm / "script.sh").read_text().splitlines()
