@@ -13,7 +13,7 @@ from torchmetrics import CatMetric
 from explainers import Explainer
 from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.evaluation import check_heatmaps, check_target
-from explainers.evaluation.passes import forward_passes, find_modules
+from explainers.evaluation.passes import find_modules, forward_passes
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import rank_correlation, spearman
 from explainers.models import TargetModel

@@ -187,9 +187,9 @@ class TAM(WhiteBox):
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         self.grid.check(images)
         functionals, attention, gradients = None, [], []
-        last = len(find_blocks(self.target)) - 1
+        top = len(find_blocks(self.target)) - 1
         for alpha in torch.linspace(1, 0, self.steps).tolist():
-            with record_pass(self.target, self.rules, attention=True, start=last) as record:
+            with record_pass(self.target, self.rules, attention=True, start=top) as record:
                 embeddings = self.target.embed(alpha * self.target.normalise(images))
             if functionals is None:  # alpha is 1: this is the image itself
                 functionals, attention = functionals_of(embeddings), [weights.detach() for weights in record.attention]
