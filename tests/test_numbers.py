@@ -20,7 +20,7 @@ from explainers.masking import PatchGrid, apply_in_chunks, neighbourhoods
 from explainers.posthoc.pixel_gradients import PixelExplainer
 from explainers.refinement import Refined
 from explainers.refinement.refinement import MaskedPairs
-from explainers.shapley import KernelSHAP, LightShapleyNetwork, ShapleyLabels, ShapleyLoss, ViTShapleyNetwork
+from explainers.shapley import KernelSHAP, ShapleyLabels, ShapleyLoss, ViTShapleyNetwork
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.text.encoders import text_embeddings
 from explainers.transformer.rules import Rules
@@ -39,37 +39,24 @@ BUILDERS = {
     CoalitionValues: partial(CoalitionValues, count=3),
     MaskedPairs: partial(MaskedPairs, normalised=torch.zeros(1, 3, 32, 32), removal="zero"),
     LightNetwork: LIGHT,
-    LightShapleyNetwork: partial(LightShapleyNetwork, blocks=[0], width=12),
     PaperNetwork: partial(PaperNetwork, **SMALL, head_layers=2),
 }
 HOPS = "expected hops, one or more radii of at least 0 patches, such as [2], got "
 REFUSED = [
-    (posthoc.LIME, {"samples": 0}, "expected samples above 0, got samples=0"),
     (posthoc.LIME, {"alpha": 0.0}, "expected alpha above 0, got alpha=0.0"),
-    (posthoc.LIME, {"kernel_width": 0}, "expected kernel_width above 0, got kernel_width=0"),
     (posthoc.Occlusion, {"window": 2}, "expected an odd window, which has a patch in its middle, got window=2"),
     (posthoc.RISE, {"cells": -1}, "expected cells above 0, got cells=-1"),
     (posthoc.RISE, {"probability": 1.5}, "expected probability from 0 to 1, got probability=1.5"),
-    (posthoc.RISE, {"probability": 0}, "expected probability above 0, got probability=0"),
     (posthoc.ViTCX, {"delta": -0.1}, "expected delta of at least 0, got delta=-0.1"),
-    (posthoc.ViTCX, {"sigma": -0.1}, "expected sigma of at least 0, got sigma=-0.1"),
-    (posthoc.SmoothGrad, {"samples": 0}, "expected samples above 0, got samples=0"),
     (posthoc.SmoothGrad, {"noise": -1.0}, "expected noise of at least 0, got noise=-1.0"),
-    (posthoc.IntegratedGradients, {"steps": 0}, "expected steps above 0, got steps=0"),
-    (posthoc.GradientSHAP, {"samples": 0}, "expected samples above 0, got samples=0"),
-    (posthoc.GradientSHAP, {"stdevs": -1.0}, "expected stdevs of at least 0, got stdevs=-1.0"),
     (posthoc.TAM, {"steps": 0}, "expected steps above 0, got steps=0"),
     (posthoc.ResLRP, {"gamma": -0.5}, "expected gamma of at least 0, got gamma=-0.5"),
     (Oracle, {"hops": -1}, "expected hops of at least 0, got hops=-1"),
     (TVE, {"pooling": 4}, "expected an odd pooling, a window with a patch in its middle, got pooling=4"),
-    (TVE, {"pooling": -1}, "expected an odd pooling, a window with a patch in its middle, got pooling=-1"),
     (TVELoss, {"patches_per_image": 0}, "expected patches_per_image from 1 to 16, got patches_per_image=0"),
-    (TVE, {"hops": []}, f"{HOPS}[]"),
-    (TVE, {"hops": [2, -1]}, f"{HOPS}[2, -1]"),
-    (TVELoss, {"patches_per_image": 17}, "expected patches_per_image from 1 to 16, got patches_per_image=17"),
     (TVELoss, {"hops": ()}, f"{HOPS}[]"),
+    (TVE, {"hops": [2, -1]}, f"{HOPS}[2, -1]"),
     (KernelSHAP, {"budget": 0}, "expected budget above 0, got budget=0"),
-    (CoalitionValues, {"count": 0}, "expected count above 0, got count=0"),
     (ShapleyLoss, {"coalitions": 0}, "expected coalitions above 0, got coalitions=0"),
     (
         Refined,
@@ -78,21 +65,13 @@ REFUSED = [
     ),
     (Refined, {"seed": 1.5}, "expected seed as an integer, got seed=1.5"),
     (Refined, {"noise": -1.0}, "expected noise of at least 0, got noise=-1.0"),
-    (Refined, {"temperature": 0.0}, "expected temperature above 0, got temperature=0.0"),
     (LightNetwork, {"blocks": []}, "expected blocks of vit_tiny_patch16_224 to read, got none"),
-    (LightNetwork, {"hops": []}, f"{HOPS}[]"),
     (LightNetwork, {"width": 0}, "expected width above 0, got width=0"),
-    (LightShapleyNetwork, {"depth": 0}, "expected depth above 0, got depth=0"),
     (PaperNetwork, {"head_layers": 1}, "expected head_layers of at least 2, got head_layers=1"),
-    (PaperNetwork, {"depth": 0}, "expected depth above 0, got depth=0"),
-    (PaperNetwork, {"decoder_depth": -1}, "expected decoder_depth above 0, got decoder_depth=-1"),
-    (PaperNetwork, {"width": 10}, "expected a width that is a multiple of 4 and of 2 heads, got width=10"),
     (PaperNetwork, {"heads": 3}, "expected a width that is a multiple of 4 and of 3 heads, got width=16"),
-    (PaperNetwork, {"heads": 0}, "expected a width that is a multiple of 4 and of 0 heads, got width=16"),
     (PaperNetwork, {"decoder_width": 0}, "expected a decoder_width that is a multiple of 4 and of 2 heads, got"),
     (ViTShapleyNetwork, {"ratio": 0}, "expected ratio above 0, got ratio=0"),
     (SelfExplaining, {"alpha": 0}, "expected alpha above 0 and at most 1"),
-    (SelfExplaining, {"scale": 0}, "expected scale above 0, got scale=0"),
 ]
 
 
@@ -134,13 +113,10 @@ def test_all_that_works_in_chunks_is_found():
     ("build", "message"),
     [
         (lambda: PatchGrid(32, 0), "expected patch_size above 0, got patch_size=0"),
-        (lambda: PatchGrid(32, -8), "expected patch_size above 0, got patch_size=-8"),
-        (lambda: PatchGrid(0, 8), "expected image_size above 0, got image_size=0"),
         (lambda: neighbourhoods(PatchGrid(32, 8), -1), "expected hops of at least 0, got hops=-1"),
         (lambda: Rules(gamma=-1.0), "expected gamma of at least 0, got gamma=-1.0"),
         (lambda: FixedHead(torch.eye(2), scale=-1.0), "expected scale above 0, got scale=-1.0"),
         (lambda: prototypes_of(None, None, limit=0), "expected limit above 0, got limit=0"),
-        (lambda: prototypes_of(None, None, batch_size=0), "expected batch_size above 0, got batch_size=0"),
         (
             lambda: text_embeddings(lambda texts: torch.ones(len(texts), 2), ["cat"], templates=[]),
             "expected templates with {} for the name, as 'a photo of a {}.', got none",
@@ -164,7 +140,6 @@ def test_numbers_without_a_target_are_checked_too(build, message):
     [
         ({"tolerance": -0.1}, "expected tolerance of at least 0, got tolerance=-0.1"),
         ({"k": 17}, "expected k from 1 to 16, got k=17"),
-        ({"k": 0}, "expected k from 1 to 16, got k=0"),
     ],
 )
 def test_the_numbers_of_a_transfer_are_checked(target, grid, tmp_path, settings, message):
