@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 
-from explainers import Explainer
 from explainers.app.explain_command import check_writable
 from explainers.app.options import announce_passes, sessions_of, set_passes
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError, needs
-from explainers.posthoc import build
 from explainers.saved.files import write_atomically
 from explainers.saved.records import devices, versions
 
@@ -34,8 +32,7 @@ def benchmark(options: Namespace) -> None:
     sessions = build_sessions(options)
     announce_passes(sessions, len(photos))
     session = sessions[0]
-    explainers: dict[str, Explainer] = {"Chance": build("Chance", session.target, session.target.grid)}
-    explainers |= {each.method: each.explainer for each in sessions}
+    explainers = {each.method: each.explainer for each in sessions}
     batch_size = options.batch_size or min(BATCH, *(each.batch_size for each in sessions))
     settings = Evaluation(session.target.grid, CURVES, LEVELS, localization=(), agreement=())
     try:

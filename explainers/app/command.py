@@ -65,17 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         with warnings.catch_warnings(), _ended_by_signals():
-            warnings.showwarning = _print_warning  # type: ignore[assignment]
+            warnings.showwarning = print_error  # type: ignore[assignment]
             run = getattr(import_module(options.module), options.run)  # here, because what computes takes seconds
             status = run(options) or 0
             sys.stdout.flush()  # here, where a full disk gives one line
             return status
     except InputError as error:
-        return _fail(str(error))
+        print_error(error)
+        return 1
     except KeyboardInterrupt as stopped:
-        return _fail(
-            " ".join(["stopped", *getattr(stopped, "__notes__", [])]), 128 + getattr(stopped, "number", signal.SIGINT)
-        )
+        print_error(" ".join(["stopped", *getattr(stopped, "__notes__", [])]))
+        return 128 + (stopped.args[0] if isinstance(stopped, Ended) else signal.SIGINT)
     except BrokenPipeError:  # as in `explainers list | head -1`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 1
@@ -86,19 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename is None:  # the output of this command: Python would try to write the rest as it exits
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         advice = "free some space, or use another path" if full else "use another path"
-        return _fail(f"cannot read or write {error.filename or 'the output'}: {error.strerror}: {advice}")
+        print_error(f"cannot read or write {error.filename or 'the output'}: {error.strerror}: {advice}")
+        return 1
 
 
 class Ended(KeyboardInterrupt):
-    """A signal has asked this process to end.
-
-    Args:
-        number: the number of the signal.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
+    """A signal, whose number is the argument, has asked this process to end."""
 
 
 @contextmanager
@@ -118,21 +111,15 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _fail(message: str, status: int = 1) -> int:
-    print(f"explainers: {in_one_line(message)}", file=sys.stderr, flush=True)
-    return status
+def print_error(message: Exception | str, *_: Any, **__: Any) -> None:
+    """Print an error, or in place of `warnings.showwarning` a warning, in one line, with the options of this command.
 
-
-def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Show a warning without the line of code that gave it, in place of `warnings.showwarning`."""
-    print(f"explainers: {in_one_line(str(message))}", file=sys.stderr, flush=True)
-
-
-def in_one_line(message: str) -> str:
-    """A message with the options of this command, without line ends and characters that could steer the terminal."""
+    Characters that could steer the terminal are left out.
+    """
+    line = " ".join(str(message).splitlines())
     for setting, option in AS_TYPED.items():
-        message = message.replace(setting, option)
-    return printable(" ".join(message.splitlines()))
+        line = line.replace(setting, option)
+    print(f"explainers: {printable(line)}", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):
@@ -158,7 +145,8 @@ def parser() -> Parser:
     _add_explain(commands, [model, _method_options(), passes])
     _add_nearest(commands, [model, _method_options()])
     _add_serve(commands, [model, _method_options()])
-    _add_list(commands, [model])
+    add = commands.add_parser("list", parents=[model], help="list trained explainers and methods")
+    add.set_defaults(module="explainers.app.list_command", run="list_all")
     _add_benchmark(commands, [model, passes])
     return command
 
@@ -266,11 +254,6 @@ def _add_serve(commands: Any, parents: list[Parser]) -> None:
     add.add_argument("--domain", metavar="NAME", help="its name for browsers, such as a proxy's; * for a public page")
     add.add_argument("--open", action="store_true", help="open the browser")
     add.set_defaults(module="explainers.app.explain_command", run="serve")
-
-
-def _add_list(commands: Any, parents: list[Parser]) -> None:
-    add = commands.add_parser("list", parents=parents, help="list trained explainers and methods")
-    add.set_defaults(module="explainers.app.list_command", run="list_all")
 
 
 def _add_benchmark(commands: Any, parents: list[Parser]) -> None:

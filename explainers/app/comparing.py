@@ -163,13 +163,13 @@ def compare(
 ) -> Comparison | list[Comparison]:
     """Explain why images are like another one: which of their patches match.
 
+    `weights` and `device` are those of `explain`.
+
     Args:
         images: one image, or several, see `explain`.
         other: the image with which they are compared.
         model: see `explain`; a model without a head does, such as DINOv2.
         method: an explainer with vectors of patches, such as AnyHead, or a linear method, see `choose`.
-        weights: see `explain`.
-        device: see `explain`.
         against: images, such as a folder, whose mean embedding is what all images have in common: the likeness is
             relative to it. `None` for nothing.
 
@@ -202,15 +202,12 @@ def nearest(
 
     In a folder of 20 images or more, embeddings are compared relative to their mean, which all images have in common:
     otherwise, the likeness to any image lies on the same patches.
+    `model`, `method`, `weights` and `device` are those of `compare`.
 
     Args:
         image: one image, see `explain`.
         folder: the images to choose from: a folder, or what `explain` takes else. The image itself is left out.
-        model: see `compare`.
         k: number of images.
-        method: see `compare`.
-        weights: see `explain`.
-        device: see `explain`.
 
     Returns:
         Comparisons of the image with the k nearest ones, the most similar first; fewer if the folder has fewer.

@@ -45,17 +45,14 @@ def evaluate(
 
     Fidelity⁺ is the mean drop of the probability of the class while the most important patches are removed, Fidelity⁻
     while they are kept. Every explainer stands beside chance, on the same images and with the same masks.
+    `model`, `images`, `weights` and `device` are those of `explain`.
 
     Args:
-        model: see `explain`.
         explainers: name → explainer, or a list of explainers: any function of uint8 images (B, C, H, W) and classes
             (B,) that returns heatmaps (B, P, P), a name of a method, or what `explain` takes else. `None` takes the
             default methods that explain the model.
-        images: see `explain`.
         classes: the class whose probability is measured, by name or index, or one for each image; `None` for the
             predicted ones.
-        weights: see `explain`.
-        device: see `explain`.
         curves: names of what is measured, see `explainers.metrics.CURVES`.
         removal: what replaces removed patches: `zero`, `black`, or `drop`.
         levels: number of sparsities, including 0 and 1: each explainer takes 2 · (levels − 2) masked images of a photo.
@@ -74,7 +71,6 @@ def evaluate(
         built = {each.method: each.explainer for each in add_default_methods(session)}
     else:
         built = _build_explainers(session, explainers)
-    chance: Explainer = build("Chance", session.target, grid or session.target.grid)
     settings = Evaluation(
         grid or session.target.grid,
         curves,
@@ -84,7 +80,7 @@ def evaluate(
         agreement=(),
         classes="predicted" if classes is None else "label",
     )
-    return measure_photos(session, {"Chance": chance} | built, list_photos(images), settings, batch_size, classes)
+    return measure_photos(session, built, list_photos(images), settings, batch_size, classes)
 
 
 def measure_photos(
@@ -95,7 +91,9 @@ def measure_photos(
     batch_size: int,
     classes: Classes = None,
 ) -> EvaluationResult:
-    """Measure explainers of the model of a session, see `measure`; what interrupts it has a note how far it came."""
+    """Measure chance and explainers of a session's model, see `measure`; an interruption has a note how far it came."""
+    chance: Explainer = build("Chance", session.target, settings.grid)
+    explainers = {"Chance": chance, **explainers}
     chosen = session.class_indices(classes, len(photos))
     passes = sum(map(estimate_passes, explainers.values())) + len(explainers) * 2 * (settings.levels - 2)
     names: list[str] = []

@@ -2,14 +2,13 @@
 
 import os
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
 from explainers.app.choosing import CHEAP, estimate_passes
-from explainers.app.command import in_one_line
+from explainers.app.command import print_error
 from explainers.app.comparing import Comparison, Embedded, compare_with, embed_image, mean_embedding, stream_nearest
 from explainers.app.explanation import Explanation, picture_name
 from explainers.app.options import announce_passes, device_of, find_class, model_and_methods, sessions_of
@@ -48,7 +47,7 @@ def explain(options: Namespace) -> int:
                 if isinstance(drawn, InputError):
                     failures += 1
                     reason = str(drawn).removeprefix(f"{image}: ")
-                    print(f"explainers: {in_one_line(f'{name}: {reason}')}", file=sys.stderr, flush=True)
+                    print_error(f"{name}: {reason}")
                     continue
                 for file, each in zip(pictures[image], drawn, strict=True):
                     each.save(file)

@@ -189,13 +189,13 @@ def decode_batches(
         watching(lambda made: bar.update(min(made / passes, len(photos) - bar.n))),
     ):
         for start in range(0, len(photos), batch):
-            squares = [decode_square(photo, size, resampling) for photo in photos[start : start + batch]]
-            broken += [photos[start + number] for number, square in enumerate(squares) if square is None]
-            kept = [start + number for number, square in enumerate(squares) if square is not None]
+            part = range(start, min(start + batch, len(photos)))
+            squares = {number: decode_square(photos[number], size, resampling) for number in part}
+            broken += [photos[number] for number, square in squares.items() if square is None]
+            kept = {number: square for number, square in squares.items() if square is not None}
             if kept:
-                pixels = torch.stack([square for square in squares if square is not None])
-                yield [photos[number] for number in kept], pixels, kept
-            bar.update(start + len(squares) - bar.n)
+                yield [photos[number] for number in kept], torch.stack([*kept.values()]), [*kept]
+            bar.update(part.stop - bar.n)
     if broken:
         files = f"{several([Path(photo.name) for photo in broken])} that cannot be decoded"
         if len(broken) == len(photos):

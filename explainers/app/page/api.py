@@ -45,11 +45,11 @@ class Api:
 
     def open_image(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Open a file, its `name` and its `data` in base64, or without them the example: what a browser draws of it."""
-        name, data = EXAMPLE, None
         if "data" in question:
             name = printable(str(question.get("name", ""))[-LONGEST_NAME:])
             data = _decode_upload(name, question["data"])
-        data = read_page_file(EXAMPLE) if data is None else data
+        else:
+            name, data = EXAMPLE, read_page_file(EXAMPLE)
         key = self.store.key_of(name, data)
         image = self.store.get(key)
         if image is None:

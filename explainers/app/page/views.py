@@ -101,23 +101,15 @@ def picture(
     check_range(1, MOST_METHODS, methods=len(methods))
     chosen = image.parse_index(index, against)
     name = image.title(chosen)
+    heatmaps = [image.heatmap(method, chosen) for method in methods]
     kind = "text" if isinstance(chosen, Text) else "class"
     pixels = torch.from_numpy(np.array(image.picture)).permute(2, 0, 1)
     title = f"{name} {image.score(chosen):.2f}"
     if isinstance(chosen, Text) and chosen.against:
         title += f" against {summarise(chosen.against)}"
     parts = [
-        draw_annotated(
-            pixels,
-            image.heatmap(method, chosen),
-            title,
-            opacity,
-            smooth,
-            explained=kind,
-            method=method,
-            signed=image.signed(method),
-        )
-        for method in methods
+        draw_annotated(pixels, heatmap, title, opacity, smooth, explained=kind, method=method, signed=signed)
+        for method, heatmap, signed in zip(methods, heatmaps, map(image.signed, methods), strict=True)
     ]
     whole = Image.new("RGB", (sum(part.width for part in parts), max(part.height for part in parts)), "white")
     for number, part in enumerate(parts):
