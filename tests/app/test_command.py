@@ -323,31 +323,21 @@ BAD = {
     "explain cat.jpg --against cat": (1, "expected --text or --similar-to beside --against, got --against alone"),
     "nearest cat.jpg photos --method GAE,CAT": (1, "expected one method in --method, got GAE, CAT: leave out all but"),
     "benchmark cat.jpg --output photos": (1, "expected a file for the numbers, got the folder photos: name a file"),
+    "explain cat.jpg --model vit_tiny_patch16_24": (1, "did you mean vit_tiny_patch16_224"),
+    "explain cat.jpg --model test_resnet --weights {weights}": (1, "got others: it lacks "),
+    "explain cat.jpg --model test_vit": (1, "give --weights FILE, or connect this machine"),
+    "explain cat.jpg --head none.safetensors": (1, "no head at none.safetensors"),
 }
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_bad_input_gives_one_line(words, run, folder):
+def test_bad_input_gives_one_line(words, run, folder, weights):
     (folder / "notes.txt").write_text("no image")
     method = [] if "explain" not in words or "--method" in words or "--explainer" in words else ["--method", "Chance"]
-    status, lines, errors = run(*words.split(), *method)
+    given = [word.format(weights=weights) for word in words.split()]
+    status, lines, errors = run(*given, *method, model="--model" not in words)
     assert status == BAD[words][0] and BAD[words][1] in errors[-1]
     assert lines == [] and len(errors) == 1 and errors[0].startswith("explainers")
-
-
-BAD_MODELS = {
-    "--model vit_tiny_patch16_24": "did you mean vit_tiny_patch16_224",
-    "--model test_resnet --weights {weights}": "got others: it lacks ",
-    "--model test_vit": "give --weights FILE, or connect this machine",
-    "--model test_vit --weights {weights} --head none.safetensors": "no head at none.safetensors",
-}
-
-
-@pytest.mark.parametrize("words", BAD_MODELS)
-def test_a_model_that_cannot_be_built_gives_one_line(words, run, weights):
-    words = ["explain", "cat.jpg", "--method", "Chance", *words.split()]
-    status, _, errors = run(*(word.format(weights=weights) for word in words), model=False)
-    assert status == 1 and len(errors) == 1 and BAD_MODELS[" ".join(words[4:])] in errors[0]
 
 
 def test_the_settings_that_the_command_translates_are_in_messages_of_the_library():

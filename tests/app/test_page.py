@@ -251,11 +251,6 @@ def test_a_browser_compares_its_own_images_alone(session):
         api.ask(VIEW["alike"], {"key": keys[0], "other": "guess"})
 
 
-def test_a_text_is_no_question_for_a_model_without_texts(shown):
-    with pytest.raises(InputError, match="^expected classes among the 5 classes of the model, got a cat: "):
-        VIEW["heatmap"](shown, "GAE", "a cat")
-
-
 def test_visitors_are_apart(session):
     store = ImageStore()
     api = Api(session, {}, store)
@@ -303,6 +298,7 @@ def test_what_is_no_image_is_told_in_one_line(session, upload, message):
 
 
 BAD = [
+    ("heatmap", {"method": "GAE", "index": "a cat"}, "expected classes among the 5 classes of the model, got a cat: "),
     ("heatmap", {"method": "GAE", "index": 5}, "expected classes from 0 to 4, or names of classes, got 5"),
     ("curves", {"methods": ["GAE"], "index": 0, "side": "some"}, "expected side most or least, got some"),
     ("curves", {"methods": ["GAE"] * 5, "index": 0, "side": "most"}, "expected methods from 0 to 4, got methods=5"),
