@@ -34,7 +34,7 @@ from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.heads import save_head
 from explainers.posthoc import soft_masks
-from explainers.report.overlays import wrapped
+from explainers.report.overlays import wrap_title
 from explainers.runtime import progress
 from explainers.text import TextHead
 
@@ -258,7 +258,7 @@ def test_characters_that_turn_text_are_in_no_line_title_or_file_name(run, folder
     assert status == 1 and lines[0].startswith("\ufffdgpj.png: \ufffdred 0.")
     assert errors[0].startswith("explainers: \ufffdb")
     assert turning not in "".join([*lines, *errors, *written(folder / "explained")])
-    assert wrapped(f"{turning}red 0.83", 20, len) == ["\ufffdred 0.83"]
+    assert wrap_title(f"{turning}red 0.83", 20, len) == ["\ufffdred 0.83"]
 
 
 def test_several_methods_with_options_and_another_number_of_passes(run, folder):
