@@ -131,7 +131,7 @@ def test_a_loop_of_links_and_an_unknown_user_s_folder_end_in_no_traceback(run, f
 def text_head(monkeypatch):
     """The model has a text head, of random directions."""
     head = TextHead(partial(random_directions, width=64))
-    monkeypatch.setattr(session, "text_head_of", lambda target, _=None: head)
+    monkeypatch.setattr(session, "find_text_head", lambda target, _=None: head)
 
 
 def test_texts_in_files_named_after_them(run, folder, text_head):
