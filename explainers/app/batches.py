@@ -18,14 +18,9 @@ from explainers.text.explaining import check_explains_functionals
 
 
 class PreparedClasses:
-    """Images of which classes are explained.
+    """Images, uint8 (B, 3, S, S), of which classes of the target are explained.
 
     An explainer that prepares, such as AnyHead, needs one pass for all classes; others need one for each.
-
-    Args:
-        explainer: an explainer of the target.
-        target: the model.
-        images: uint8, (B, 3, S, S).
     """
 
     def __init__(self, explainer: Explainer, target: TargetModel, images: Tensor) -> None:
@@ -55,18 +50,10 @@ class PreparedClasses:
 
 
 class PreparedTexts:
-    """Images of which texts are scored and explained.
+    """Images, uint8 (B, 3, S, S), of which texts are scored, and explained `against` others, see `TextHead`.
 
-    An explainer with vectors, such as AnyHead, needs one pass for all texts; others need one for each.
-
-    Args:
-        explainer: an explainer of functionals.
-        head: what turns texts into functionals.
-        images: uint8, (B, 3, S, S).
-        against: other texts, see `TextHead.functionals`.
-
-    Raises:
-        InputError: for an explainer that explains classes alone, such as RISE.
+    An explainer with vectors, such as AnyHead, needs one pass for all texts; others need one for each. For one that
+    explains classes alone, such as RISE, an InputError is raised.
     """
 
     @torch.no_grad()

@@ -122,15 +122,10 @@ class Explanation:
         self.picture().show()
 
     def save(self, path: str | Path = ".", **drawing: Any) -> Path:
-        """Write the picture, with the arguments of `picture`, to an image file; see `save_picture`.
+        """Write the picture, drawn with the arguments of `picture`, to an image file, and return its path.
 
-        Args:
-            path: the file, whose ending chooses the format, such as `.png`; or a folder, in which the file is named
-                after the image, the method and the class.
-            drawing: arguments of `picture`.
-
-        Returns:
-            The file.
+        The ending of the path, such as `.png`, chooses the format; in a folder, the file is named after the image, the
+        method and the class.
         """
         name = picture_name(self.name, self.method, self.explained.name)
         return save_picture(lambda: self.picture(**drawing), path, name, [self.file])
@@ -189,16 +184,10 @@ def picture_name(image: str, method: str, explained: str | None = None) -> str:
 def save_picture(
     draw: Callable[[], Image.Image], path: str | Path, name: str, explained: Sequence[Path | None]
 ) -> Path:
-    """Write a picture to an image file, whole or not at all; missing folders are made.
+    """Write a picture, which is drawn once the path is known to be good, to a file, whole or not at all.
 
-    Args:
-        draw: draws the picture, once the path is known to be good.
-        path: the file, whose ending chooses the format, such as `.png`; or a folder, in which it gets the `name`.
-        name: the file's name in a folder.
-        explained: files of the explained images, if they have one.
-
-    Raises:
-        InputError: for an ending that Pillow does not write, or for the file of an explained image.
+    In a folder it gets the `name`; missing folders are made. An InputError is raised for an ending that Pillow does not
+    write, and for the file of one of the images that are `explained`.
     """
     path = Path(os.path.expanduser(path))
     path = path / name if path.is_dir() else path

@@ -18,13 +18,10 @@ IMAGE_TOWERS = ("clip", "siglip")
 def prepare_model(
     model: str | nn.Module, weights: str | Path | None = None, device: str | torch.device | None = None
 ) -> TargetModel:
-    """Build the model to explain, with the arguments of `Session`; the caller's stays as it is.
+    """Build the model to explain, with the arguments of `Session`, in eval mode; its weights need no gradients.
 
-    Returns:
-        The model, in eval mode, whose weights need no gradients. A `TargetModel` shares its weights with the caller's.
-
-    Raises:
-        InputError: for a model of grey images, and a device that this machine does not have.
+    The caller's model stays as it is; a `TargetModel` shares its weights. An InputError is raised for a model of grey
+    images, and a device that this machine does not have.
     """
     target = as_target(model, weights)
     target = _share_weights(target) if target is model else target

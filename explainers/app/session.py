@@ -292,8 +292,8 @@ class Session:
         """Explain several classes, or `texts`, of a batch, which is prepared once, with the arguments of `explain`.
 
         Args:
-            photos: the photos.
-            pixels: what the model sees of them, uint8 (B, 3, S, S).
+            photos: the batch.
+            pixels: what the model sees of it, uint8 (B, 3, S, S).
             wanted: for each list of explanations, the index of a class, or of one of the `texts`, in each image; `None`
                 for that with the highest score.
             alone: whether to keep what was prepared of a single image, so that further classes cost no pass.

@@ -16,7 +16,6 @@ from explainers import PreparedExplainer, posthoc
 from explainers.anyhead import AnyHead
 from explainers.app import choosing
 from explainers.app.choosing import choose_batch_size
-from explainers.app.explanation import Explanation
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -222,13 +221,6 @@ def test_a_function_explains_as_many_images_at_once_as_it_is_told(target):
     assert len(list(stream)) == 4 and sizes == [2, 2, 1]
     with pytest.raises(InputError, match="^expected batch_size above 0, got batch_size=0"):
         Session(target, constant, batch_size=0)
-
-
-def test_a_list_gives_a_list_and_one_image_one_explanation(target):
-    assert isinstance(explainers.explain(PIXELS, target, method="Chance"), Explanation)
-    for images in ([PIXELS], PIXELS[None]):
-        (explanation,) = explainers.explain(images, target, method="Chance")
-        assert isinstance(explanation, Explanation)
 
 
 def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_the_image(target, tmp_path, monkeypatch):

@@ -76,12 +76,7 @@ Index = int | Text
 class OpenedImage:
     """One image, as the model sees it. What was computed once is kept: heatmaps, and embeddings of masked images.
 
-    Args:
-        session: the model, and the explainer that the page starts with.
-        image: upright RGB; it is not kept.
-        name: name of its file.
-        explainers: the other methods by their names; all visitors share them.
-        turns: who may use the model.
+    The `image`, upright RGB, is not kept. All visitors share the session, and the other `explainers` by their names.
     """
 
     def __init__(

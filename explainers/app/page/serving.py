@@ -56,18 +56,13 @@ def serve(
     text_head: TextHead | None = None,
     domain: str | None = None,
 ) -> Any:
-    """Serve the page until Ctrl-C.
+    """Serve the page until Ctrl-C. `model`, `weights`, `method`, `device` and `text_head` are those of `Session`.
 
     Args:
-        model: the model to explain, see `Session`.
-        weights: file of the model's weights; `None` for those of timm.
-        method: the explainer that the page starts with, see `Session`.
         host: address to listen on. The default accepts connections from this machine alone, 0.0.0.0 from all.
         port: port to listen on.
-        device: where to compute, see `Session`.
         open_browser: open the page in the browser.
         block: wait for Ctrl-C; otherwise return the running `gradio.Blocks`, which has `close`.
-        text_head: explains texts that visitors type, see `Session`; image towers of CLIP and SigLIP need none.
         domain: name under which browsers reach the page, see `Guard`; `*` for a public page.
 
     Raises:
