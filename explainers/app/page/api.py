@@ -127,8 +127,7 @@ def server_functions(api: Api) -> list[Callable[..., Awaitable[dict[str, Any]]]]
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(look)
-                work = partial(_answer, answer, question)
-                reply = await anyio.to_thread.run_sync(work, limiter=queue(name, question))
+                reply = await anyio.to_thread.run_sync(_answer, answer, question, limiter=queue(name, question))
                 tasks.cancel_scope.cancel()
             return reply
 
