@@ -6,7 +6,7 @@ import re
 import socket
 
 import pytest
-import timm
+from conftest import timm_model
 from PIL import Image
 
 httpx = pytest.importorskip("httpx")
@@ -20,7 +20,6 @@ from explainers.app.session import Session  # noqa: E402
 from explainers.errors import InputError  # noqa: E402
 
 pytestmark = pytest.mark.slow
-TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
 ASKED = "/gradio_api/component_server/"
 
 
@@ -31,7 +30,7 @@ def page(tmp_path_factory):
         port = one.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.getbasetemp() / "uploads"))
-        page = serve(timm.create_model("vit_tiny_patch16_224", **TINY), method="GAE", port=port, block=False)
+        page = serve(timm_model(), method="GAE", port=port, block=False)
         yield page
         page.close()
 
