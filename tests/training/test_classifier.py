@@ -90,11 +90,6 @@ def test_embeddings_that_change_cannot_be_stored(make_target, changing):
         _ = Classifier(make_target(), 2, SGD, **changing).sources
 
 
-def test_stored_embeddings_belong_to_a_backbone_whatever_its_head(make_target):
-    keys = [Classifier(make_target(seed=s), k, SGD).sources[0].key() for s, k in ((0, 2), (0, 3), (1, 2))]
-    assert keys[0] == keys[1] != keys[2]
-
-
 class Labelled(list):
     def __init__(self, labels, classes):
         super().__init__(
