@@ -151,9 +151,8 @@ def test_accuracy_counts_images_and_not_classes_or_batches(make_target):
     torch.nn.init.zeros_(classifier.target.head.weight)
     classifier.target.head.bias.data = torch.tensor([0.0, 5.0])
     uneven = [sample | {"label": torch.tensor(int(i < 4))} for i, sample in enumerate(samples(6))]
-    found = Trainer(accelerator="cpu", **SILENT).validate(classifier, DataLoader(uneven, batch_size=4), verbose=False)[
-        0
-    ]
+    trainer = Trainer(accelerator="cpu", **SILENT)
+    (found,) = trainer.validate(classifier, DataLoader(uneven, batch_size=4), verbose=False)
     assert found["val/accuracy"] == pytest.approx(4 / 6)
 
 

@@ -66,9 +66,8 @@ def test_an_explainer_of_other_weights_of_the_backbone_needs_to_be_allowed(targe
         TVE(finetuned, grid, LIGHT, weights=path)
     tve = TVE(finetuned, grid, LIGHT, weights=path, allow_finetuned_backbone=True)
     assert equal(state(tve.network), state(trained.network))
-    assert tve.identity()["target"]["backbone_sha256"] == weights_hash(
-        finetuned.backbone
-    )  # what it explains from now on
+    explained = tve.identity()["target"]["backbone_sha256"]  # from now on
+    assert explained == weights_hash(finetuned.backbone)
 
 
 def test_a_checkpoint_of_other_weights_of_the_backbone_needs_to_be_allowed(target, make_target, grid, images, tmp_path):
