@@ -13,6 +13,7 @@ from explainers.models.functionals import class_rows
 from explainers.posthoc import build
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
+from explainers.training.sources import MeanLoss
 
 
 def attribution_loss(vectors: Tensor, functionals: Tensor, attributions: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ def attribution_loss(vectors: Tensor, functionals: Tensor, attributions: Tensor)
     return ((predicted - attributions).square().mean(-1) / variance.clamp(min=1e-8)).mean()
 
 
-class PropagationTeacher:
+class PropagationTeacher(MeanLoss):
     """A teacher: a source (see `sources`) of attributions of random functionals v · G(x), drawn anew every epoch.
 
     If the rules of the backward pass depend on forward activations alone, the attribution of a patch is v · c_z with a
@@ -55,7 +56,6 @@ class PropagationTeacher:
         InputError: for a method that is not linear in v.
     """
 
-    ratios = 1
     provides = ("functional", "attribution")
     entries = ("image",)
 
@@ -106,11 +106,8 @@ class PropagationTeacher:
             attributions.append(self.teacher.explain_all(batch["image"][i : i + self.chunk_size], draw).flatten(2))
         return {"functional": torch.cat(functionals), "attribution": torch.cat(attributions)}
 
-    def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        return attribution_loss(vectors, rows["functional"], rows["attribution"])
-
-    def loss_sums(self, vectors: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, int]:
-        return self.loss(vectors, rows) * len(vectors), len(vectors)
+    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        return attribution_loss(predicted, rows["functional"], rows["attribution"])
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
         """The standard deviation of the entries of c_z that gives attributions the spread of the teacher's."""

@@ -16,7 +16,7 @@ from explainers.models.fetching import load_target
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer
-from explainers.training.sources import network_inputs
+from explainers.training.sources import MeanLoss, network_inputs
 
 
 def make_efficient(phi: Tensor, null: Tensor, grand: Tensor) -> Tensor:
@@ -48,14 +48,12 @@ def shapley_loss(phi: Tensor, keep: Tensor, values: Tensor, null: Tensor) -> Ten
     return phi.shape[1] * error.square().mean()
 
 
-class ShapleyLoss(CoalitionValues):
+class ShapleyLoss(CoalitionValues, MeanLoss):
     """`shapley_loss` over random coalitions, a loss (see `sources`).
 
     Args:
         coalitions: number of coalitions of each image in one training step.
     """
-
-    ratios = 1
 
     def __init__(
         self,
@@ -73,10 +71,6 @@ class ShapleyLoss(CoalitionValues):
     def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The objective `shapley_loss` of a batch."""
         return shapley_loss(predicted, rows["keep"], rows["values"], rows["null"])
-
-    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, int]:
-        """The sum of the errors of the images, and their number."""
-        return self.loss(predicted, rows) * len(predicted), len(predicted)
 
 
 class Shapley(NetworkExplainer):

@@ -31,30 +31,24 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) 
     >>> rates
     [0.5, 0.75, 1.0, 0.854, 0.5, 0.146]
     """
-    rising, falling = _split(total_steps, warmup)
-    return WarmUp(optimizer, rising, CosineAnnealingLR(optimizer, falling))
+    return WarmUp(optimizer, total_steps, warmup, CosineAnnealingLR)
 
 
 def warmup_linear(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) -> LRScheduler:
     """Build a schedule: linear warm-up, then a linear decrease to 0 (TVE, Table 2); see `warmup_cosine`."""
-    rising, falling = _split(total_steps, warmup)
-    return WarmUp(optimizer, rising, LinearLR(optimizer, 1.0, 0.0, falling))
-
-
-def _split(total_steps: int, warmup: float) -> tuple[int, int]:
-    """Return the numbers of steps with a rising and with a falling learning rate, at least 1 each."""
-    rising = max(1, round(warmup if warmup >= 1 else warmup * total_steps))
-    return rising, max(1, total_steps - rising)
+    return WarmUp(optimizer, total_steps, warmup, lambda optimizer, steps: LinearLR(optimizer, 1.0, 0.0, steps))
 
 
 class WarmUp(SequentialLR):
-    """A linear warm-up, followed by another schedule.
+    """A linear warm-up, followed by another schedule, of at least one step each.
 
     A resumed run keeps the length and learning rate of its own config, and restores only the step. Torch's schedules
     would restore the length of the interrupted run, and a cosine would rise again after its end.
     """
 
-    def __init__(self, optimizer: Optimizer, rising: int, falling: LRScheduler) -> None:
+    def __init__(self, optimizer: Optimizer, total_steps: int, warmup: float, then: SchedulerBuilder) -> None:
+        rising = max(1, round(warmup if warmup >= 1 else warmup * total_steps))
+        falling = then(optimizer, max(1, total_steps - rising))
         super().__init__(optimizer, [LinearLR(optimizer, 1 / rising, total_iters=rising), falling], [rising])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -68,6 +68,15 @@ class Loss(Source, Protocol):
         ...
 
 
+class MeanLoss:
+    """What is the same in every `Loss` that is a mean over images."""
+
+    ratios = 1
+
+    def loss_sums(self: Loss, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, int]:
+        return self.loss(predicted, rows) * len(predicted), len(predicted)
+
+
 def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0) -> dict[str, Tensor]:
     """Return the batch with the rows of all sources. A source is computed if any of its rows is missing.
 

@@ -1,7 +1,6 @@
 """The masked autoencoder (He et al., 2022) in the network of the TVE paper."""
 
 import pickle
-import re
 from argparse import Namespace
 from collections.abc import Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid
+from explainers.models.mapping import join_weights, rename_weights
 from explainers.saved.weights import check_finite
 from explainers.share.pretrained import HUB
 
@@ -75,15 +75,7 @@ def official_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     if not any(".attention.attention.query." in name for name in weights):
         return weights
-    named = {}
-    for name, value in weights.items():
-        for pattern, official in RENAMED:
-            name = re.sub(pattern, official, name)
-        named[name] = value
-    for name in [name for name in named if ".attn.query." in name]:
-        parts = [named.pop(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
-        named[name.replace(".query.", ".qkv.")] = torch.cat(parts)
-    return named
+    return join_weights(rename_weights(weights, RENAMED), ("attn.query", "attn.key", "attn.value"), "attn.qkv")
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from explainers.models import TargetModel
 from explainers.sampling import random_patches, stream, uniform
 from explainers.saved.identity import Identity, recipe
 from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, of_all_processes
-from explainers.training.sources import network_inputs
+from explainers.training.sources import MeanLoss, network_inputs
 from explainers.training.trunk import Trunk, small_linear
 from explainers.tve.paper_network import PaperNetwork
 
@@ -77,7 +77,7 @@ def transfer(
     return scores[..., 0] - h_weight * scores[..., 1]
 
 
-class TVELoss:
+class TVELoss(MeanLoss):
     """Equation 7, a loss (see `sources`): the squared error of the meta-attributions of random patches.
 
     The patches are drawn anew every epoch. Rows: their indices `patch` (B, Z), and their meta-attributions `meta`
@@ -95,7 +95,6 @@ class TVELoss:
 
     provides = ("patch", "meta")
     entries = ("image",)
-    ratios = 1
 
     @checks_choices
     def __init__(
@@ -137,9 +136,6 @@ class TVELoss:
         """The mean over images of the sum over their Z patches, for predictions (B, Z, 2, D)."""
         errors = (predicted - rows["meta"]).float().square()
         return (errors.sum(-1) if self.reduction == "sum" else errors.mean(-1)).sum(-1).mean()
-
-    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, int]:
-        return self.loss(predicted, rows) * len(predicted), len(predicted)
 
     def key(self) -> Identity:
         own = {"source": "meta-attributions", "target": self.target.backbone_identity()}

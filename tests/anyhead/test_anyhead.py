@@ -185,16 +185,6 @@ def test_a_perfect_student_has_no_loss_in_training_and_the_heatmaps_of_its_teach
 
 
 @torch.no_grad()
-def test_images_of_a_batch_do_not_influence_each_other(target, grid, images):
-    explainer = AnyHead(target, grid, VECTORS).eval()
-    heatmaps, others = explainer.all_classes(images), images.clone()
-    others[1:] = 255 - others[1:]
-    found = explainer.all_classes(others)
-    assert torch.equal(found[0], heatmaps[0]) and not torch.isclose(found[1:], heatmaps[1:]).all()
-    torch.testing.assert_close(explainer.all_classes(images[:1]), heatmaps[:1], rtol=1e-4, atol=1e-6)
-
-
-@torch.no_grad()
 def test_many_tasks_take_one_pass_of_the_network_and_one_of_the_target(target, grid, images):
     explainer, passes = AnyHead(target, grid, VECTORS).eval(), []
     explainer.network.register_forward_hook(lambda *_: passes.append("network"))

@@ -324,16 +324,6 @@ def test_with_noise_the_coalitions_of_a_ranking_are_drawn_anew_every_epoch(targe
     assert all(each.unique().tolist() == list(range(1, 9)) for each in sizes)
 
 
-def test_rows_of_a_ranking_belong_to_the_head_and_need_one(target, make_target):
-    other = make_target(img_size=24)
-    with torch.no_grad():
-        other.head.weight += 1
-    assert CoalitionTeacher(target, GRID).key() == CoalitionTeacher(other, GRID).key()
-    assert ranked(target).key() != ranked(other).key()
-    with pytest.raises(InputError, match="^expected a head for functionals=head, got vit_tiny_patch16_224, a "):
-        ranked(make_target(img_size=24, num_classes=0))
-
-
 def test_no_pair_no_removal_and_a_removal_without_a_pair_are_refused(target):
     with pytest.raises(InputError, match="^expected pairs above 0, got pairs=0$"):
         CoalitionTeacher(target, GRID, pairs=0)

@@ -118,16 +118,9 @@ def test_a_class_of_a_cosine_head_has_the_derivative_for_a_constant_length(proje
     for i, embedding in enumerate(embeddings):
         rows = slow.cosine_rows(weight.tolist(), matrix.tolist(), embedding.tolist(), scale=7.0)
         torch.testing.assert_close(torch.tensor(rows) @ embedding, logits[i], rtol=1e-4, atol=1e-5)
-        leaf = embedding.clone().requires_grad_()
-        length = (matrix @ embedding).norm()
         for label in range(5):
             expected = slow.score_derivative(rows, logits[i].tolist(), label, temperature)
             torch.testing.assert_close(every[i, label], torch.tensor(expected), rtol=1e-4, atol=1e-4)
-            if temperature == 2.0:
-                scores = 7.0 * weight @ (matrix @ leaf) / length
-                others = [k for k in range(5) if k != label]
-                score = scores[label] - 2 * (scores[others] / 2).logsumexp(-1)
-                torch.testing.assert_close(every[i, label], torch.autograd.grad(score, leaf)[0], rtol=1e-4, atol=1e-4)
     classes = torch.tensor([3, 0, 4, 1])
     found = head_functionals(head, embeddings, temperature, classes)
     torch.testing.assert_close(found, every[torch.arange(4), classes], rtol=1e-4, atol=1e-4)

@@ -135,6 +135,7 @@ def test_stored_rows_depend_on_functionals_where_they_decide_what_is_hidden_alon
     assert len({*keys}) == 4
     with torch.no_grad():
         target.head.weight += 1
+    assert CoalitionTeacher(target, grid).key() == plain
     assert [str(teacher.key()) == key for teacher, key in zip(ranked, keys, strict=True)] == [False, True, True, True]
 
 

@@ -142,21 +142,15 @@ class Program:
         return print, ("a program ran",)
 
 
-@pytest.mark.parametrize(
-    "content", [pickle.dumps({"model": Program()}), b"", b"no weights"], ids=["program", "empty", "text"]
-)
+@pytest.mark.parametrize("content", ["pickle", "torch", b"", b"no weights"])
 @pytest.mark.parametrize("file", ["mae.pth", "model.safetensors"])
 def test_a_damaged_file_or_a_program_is_refused_and_not_run(tmp_path, capsys, content, file):
-    (tmp_path / file).write_bytes(content)
+    if content == "torch":
+        torch.save({"model": Program()}, tmp_path / file)
+    else:
+        (tmp_path / file).write_bytes(pickle.dumps({"model": Program()}) if content == "pickle" else content)
     with pytest.raises(InputError, match=f"in .*{file}, got a file that cannot be read as tensors"):
         read_mae(str(tmp_path / file))
-    assert "a program ran" not in capsys.readouterr().out
-
-
-def test_a_program_in_a_file_of_torch_is_refused_and_not_run(tmp_path, capsys):
-    torch.save({"model": Program()}, tmp_path / "mae.pth")
-    with pytest.raises(InputError, match="cannot be read as tensors"):
-        read_mae(str(tmp_path / "mae.pth"))
     assert "a program ran" not in capsys.readouterr().out
 
 

@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 
 from explainers.saved.weights import read_weights
 
-TINY = ("target=tiny", "grid.patch_size=16", "++grid.differs=true", "data.size.train=24", "data.size.val=9")
-FAST = ("trainer.max_epochs=2", "data.batch_size=8", "logger=csv", "callbacks=train", *QUIET)
+TINY = ("target=tiny", "grid.patch_size=16", "++grid.differs=true", *QUIET)
+FAST = ("trainer.max_epochs=2", "data.batch_size=8", "data.size.train=24", "callbacks=train")
+MEASURED = ("logger=csv", "data.size.val=9")
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("vectors")
     cache = f"cache_dir={root / 'cache'}"
     source, onto = root / "source/model.safetensors", root / "predicting/model.safetensors"
-    fast = (*TINY, *FAST, cache)
+    fast = (*TINY, *FAST, *MEASURED, cache)
     pairs = "module.labels.pairs=2"
     train("experiment=demo/source", *fast, pairs, "data.without=small", folder=root / "source")
     train("experiment=demo/predicting", *fast, "data.domain=small", folder=root / "predicting")
@@ -29,18 +30,8 @@ def runs(tmp_path_factory):
     train("experiment=demo/source", *fast, *learns, *own_domain, folder=root / "explaining")
     train(
         "experiment=demo/vector",
-        *(
-            "target=tiny",
-            "grid.patch_size=16",
-            "++grid.differs=true",
-            "data.size.val=9",
-            "data.size.test=7",
-            "logger=csv",
-            *QUIET,
-            cache,
-        ),
-        *("module.labels.budget=20", f"module.explaining={source}", f"module.onto={onto}"),
-        "data.domain=small",
+        *(*TINY, *MEASURED, cache, "data.size.test=7", "data.domain=small", "module.labels.budget=20"),
+        *(f"module.explaining={source}", f"module.onto={onto}"),
         folder=root / "vector",
     )
     return root
@@ -66,11 +57,8 @@ def test_a_transfer_leaves_the_sweep_the_best_model_and_what_a_test_says_of_it(r
 def test_all_models_keep_the_head_of_the_base_model_and_explaining_ones_change_the_backbone(runs):
     files = {name: read_weights(runs / name / "model.safetensors") for name in ("source", "predicting", "explaining")}
     weights = {name: tensors for name, (_, tensors) in files.items()}
-    assert {name: identity["alpha"] for name, (identity, _) in files.items()} == {
-        "source": 0.8,
-        "predicting": 1,
-        "explaining": 0.8,
-    }
+    alphas = {name: identity["alpha"] for name, (identity, _) in files.items()}
+    assert alphas == {"source": 0.8, "predicting": 1, "explaining": 0.8}
     for name in ("source", "explaining"):
         assert torch.equal(weights[name]["head.weight"], weights["predicting"]["head.weight"])
         assert not torch.equal(weights[name]["backbone.norm.weight"], weights["predicting"]["backbone.norm.weight"])
@@ -88,27 +76,12 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
         **{"no_transfer": "predicting/model", "no_transfer_scaled": "vector/scaled"},
         **{"transferred": "vector/model", "upper_bound": "explaining/model"},
     }
+    budgets = ("kernel_shap_50", "kernel_shap_100", "kernel_shap_200", "again", "reference")
     evaluate(
         "experiment=studies/vectors_digits",
-        *(
-            "target=tiny",
-            "grid.patch_size=16",
-            "++grid.differs=true",
-            *QUIET,
-            "evaluation.levels=3",
-            "evaluation.k=2",
-            "~figures.lambdas",
-        ),
-        *(
-            "~tasks.plain",
-            "~tasks.inverted",
-            "~tasks.coloured",
-            "figures.passes.one=[no_transfer,transferred]",
-        ),
-        *(
-            f"explainers.{name}.budget=20"
-            for name in ("kernel_shap_50", "kernel_shap_100", "kernel_shap_200", "again", "reference")
-        ),
+        *(*TINY, "evaluation.levels=3", "evaluation.k=2", "~figures.lambdas"),
+        *("~tasks.plain", "~tasks.inverted", "~tasks.coloured", "figures.passes.one=[no_transfer,transferred]"),
+        *(f"explainers.{name}.budget=20" for name in budgets),
         *(f"tasks.small.explainers.{name}.weights={runs / run}.safetensors" for name, run in weights.items()),
         *(f"tasks.small.target.head={runs / 'predicting/model.safetensors'}", "tasks.small.data.size.test=5"),
         "target._target_=explainers.vectors.exported_target",
@@ -116,9 +89,8 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
     )
     results = json.loads((runs / "evaluation/results.json").read_text())["results"]["small"]
     assert results["no_transfer"]["e_rmse"] != results["no_transfer_scaled"]["e_rmse"]
-    assert {"accuracy", "iou", "relative_error", "rank_correlation", "rank_correlation_error"} <= results[
-        "transferred"
-    ].keys()
+    measured = {"accuracy", "iou", "relative_error", "rank_correlation", "rank_correlation_error"}
+    assert measured <= results["transferred"].keys()
     assert "accuracy" not in results["kernel_shap_50"]
     assert all((runs / "evaluation" / name).is_file() for name in ("passes.png", "small.png", "table.md"))
 
