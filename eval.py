@@ -19,7 +19,7 @@ from explainers.report.publish import publish as publish_results
 from explainers.results.file import ResultsFile, row_keys
 from explainers.running import program
 from explainers.running.folder import run_dir, shorten_path
-from explainers.running.processes import check_number_of_images, count_all_processes, launch
+from explainers.running.processes import check_image_count, count_all_processes, launch
 from explainers.running.record import start_record
 from explainers.running.resumption import ResumeTest
 from explainers.running.settings import check_settings, use_weights
@@ -36,7 +36,7 @@ def evaluate(cfg: DictConfig) -> None:
     data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
     for images in data.values():
         images.setup("test")  # missing images of the last task are reported before the first task is measured
-        check_number_of_images(cfg.trainer, images, "test")
+        check_image_count(cfg.trainer, images, "test")
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     file = ResultsFile(run_dir() / "results.json", resolved, fingerprints, cfg.fresh, count_all_processes(cfg.trainer))

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from explainers.running import program
 from explainers.running.folder import quote, run_dir, shorten_path
 from explainers.running.loggers import forget_later_rows
-from explainers.running.processes import check_number_of_images, launch
+from explainers.running.processes import check_image_count, launch
 from explainers.running.record import CHECKPOINTS, METRICS, read_file, start_record, write_metrics
 from explainers.running.settings import check_settings, use_random_weights, use_weights
 from explainers.running.trainer import (
@@ -49,7 +49,7 @@ def train(cfg: DictConfig) -> float | None:
     images = instantiate(cfg.data)
     data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
     data.setup("fit")  # missing images are reported before weights are fetched and other processes started
-    check_number_of_images(cfg.trainer, images, "val")
+    check_image_count(cfg.trainer, images, "val")
     start_record(cfg, folder, may_differ=cfg.ckpt_path is not None)
     if launch(cfg.trainer):
         return read_file(folder / METRICS).get(cfg.objective)

@@ -67,7 +67,7 @@ def fidelity(batch: Batch, heatmaps: Tensor, index: Tensor, levels: int) -> dict
         outputs = sweep(normalised, heatmaps, index, batch.classes, unknown, whole)
     curves = PerturbationCurves(batch.grid.num_patches, SIDES, levels)
     curves.update(outputs)
-    return {side: values.tolist() for side, values in curves.named("", curves.rows()).items()}
+    return {side: values.tolist() for side, values in curves.name_numbers("", curves.rows()).items()}
 
 
 def measure_explainer(

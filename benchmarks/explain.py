@@ -161,11 +161,11 @@ def compare_methods(modules: dict[str, Any], images: Tensor, rounds: int) -> dic
 
 def explain_one_by_one(tve: Any, heads: Sequence[nn.Module], images: Tensor) -> None:
     """Explain each task separately, as if it were the only one, then restore the target's head."""
-    own_head = tve.target.head
+    fix_own_head = tve.target.head
     for head in heads:
         tve.target.head = head
         tve(images)
-    tve.target.head = own_head
+    tve.target.head = fix_own_head
 
 
 def compare_tasks(tve: Any, images: Tensor, most: int, rounds: int) -> dict[str, dict[str, float]]:

@@ -42,7 +42,7 @@ from benchmarks.explain import Call, choose_device, device_name, finish, gflops,
 from benchmarks.kernelshap import SIZES, SIZES_HELP, build, random_images
 from explainers.evaluation.sweep import Order, Sweep
 from explainers.masking import PatchGrid
-from explainers.metrics.curves import CURVES, QUANTITIES, Curve, needed_sides
+from explainers.metrics.curves import CURVES, QUANTITIES, Curve, find_needed_sides
 from explainers.metrics.perturbation import PerturbationCurves
 from explainers.models import TargetModel
 from explainers.saved.records import versions
@@ -91,7 +91,7 @@ def sweep(case: Case, curves: Sequence[Curve], order: Order, images: Tensor) -> 
     target = case.target
     count = len(images)
     levels = case.grid.num_patches + 1
-    masked = Sweep(target, case.grid, "zero", levels, order, case.chunk_size, needed_sides(curves))
+    masked = Sweep(target, case.grid, "zero", levels, order, case.chunk_size, find_needed_sides(curves))
     normalised, classes = target.normalise(images), case.classes[:count]
     whole = target.classify(target.embed(normalised))
     ends = torch.stack([whole, masked.empty(normalised).expand_as(whole)], 1)

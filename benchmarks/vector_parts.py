@@ -30,7 +30,7 @@ from explainers.report.tables import markdown
 from explainers.saved.weights import read_weights
 from explainers.training.state_dicts import State, part
 from explainers.vectors import exported_target
-from explainers.vectors.lambda_sweep import restorations, restored
+from explainers.vectors.lambda_sweep import restorations, restore_projection
 from explainers.vectors.model_files import read_reading
 from explainers.vectors.projections import some_images
 from explainers.vectors.self_explaining import SelfExplaining
@@ -108,7 +108,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
     fitted = restorations(list(states), load, data, options.restore) if options.restore else {}
     rows = []
     for name in states:
-        load(name).head.projection = restored(projection, fitted.get(name))
+        load(name).head.projection = restore_projection(projection, fitted.get(name))
         rows.append({"Part": name} | scores(explainer, onto, grid, pixels, labels, options.explained))
     return rows
 

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 from datamodules.images import Images
 from datamodules.store import Numbered, Rows, Store, StoredRows, readable_and_corrupt
 from explainers.errors import InputError, check_positive
-from explainers.images.loading import delivered
+from explainers.images.loading import deliver_batches
 from explainers.runtime.progress import progress
-from explainers.saved.files import shared_by_all
+from explainers.saved.files import is_shared
 
 LONG = 50_000
 """Number of forward passes above which they are announced: they take minutes on a CPU."""
@@ -79,7 +79,7 @@ class Cached(LightningDataModule):
             f"expected a folder that all processes share, got {self.folder}, where some processes do not see the files"
             " of others; set cache_dir to a folder on a shared file system"
         )
-        self._require(shared_by_all(Path(self.folder), trainer.strategy), not_shared)
+        self._require(is_shared(Path(self.folder), trainer.strategy), not_shared)
         fingerprint = self._common_fingerprint(split)
         stores = [self._filled(source, split, fingerprint) for source in trainer.lightning_module.sources]
         self._require(not any(store.missing() for store in stores), not_shared)
@@ -122,7 +122,7 @@ class Cached(LightningDataModule):
         if rank == 0 and len(share) * world_size * source.forward_passes > LONG:
             print(f"computing {description}, {source.forward_passes} forward passes each, once; kept in {self.folder}")
         with progress(description, len(loader), "batch", shown=bool(share) and rank == 0) as bar:
-            for batch, corrupt in delivered(loader, self.num_workers):
+            for batch, corrupt in deliver_batches(loader, self.num_workers):
                 if corrupt:
                     store.mark_corrupt(corrupt)
                 if batch is not None:

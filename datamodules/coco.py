@@ -52,7 +52,7 @@ def coco_masks(
     content = read_json(source)
     try:
         names = {row["id"]: row["name"] for row in sorted(content["categories"], key=lambda row: row["id"])}
-        instances = instances_of(content["annotations"], id_of_category(category, names))
+        instances = list_instances(content["annotations"], id_of_category(category, names))
         rows = sorted(content["images"], key=lambda row: row["id"])
         paths = [folder / row["file_name"] for row in rows]
         chosen = [i for i, row in enumerate(rows) if row["id"] in instances]
@@ -64,7 +64,7 @@ def coco_masks(
     check_below(folder, paths, source)
     for size, ones in zip(sizes, shown, strict=True):
         for one in ones:
-            if fault := fault_of(one.get("segmentation"), size):
+            if fault := find_fault(one.get("segmentation"), size):
                 raise InputError(f"{source}: annotation {one.get('id')}: {fault}; correct or remove it")
     truth = Instances([[one["segmentation"] for one in ones] for ones in shown], sizes)
     without = [path for path, row in zip(paths, rows, strict=True) if row["id"] not in instances]
@@ -88,7 +88,7 @@ def id_of_category(category: str | None, names: Mapping[int, str]) -> int | None
     return next(number for number, name in names.items() if name == category)
 
 
-def instances_of(annotations: Sequence[Any], category: int | None) -> dict[int, tuple[int, list[Any]]]:
+def list_instances(annotations: Sequence[Any], category: int | None) -> dict[int, tuple[int, list[Any]]]:
     """Id of an image → the id of the category, by default that with the largest area, and its instances of it."""
     of_images: dict[int, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for one in annotations:
@@ -121,7 +121,7 @@ class Instances:
         return [[self.segmentations[i], self.sizes[i]] for i in positions]
 
 
-def fault_of(segmentation: Any, size: Size) -> str | None:
+def find_fault(segmentation: Any, size: Size) -> str | None:
     """What is wrong with a segmentation, see `draw`; `None` if it can be drawn."""
     try:
         if not isinstance(segmentation, list):

@@ -135,7 +135,7 @@ def own_folder(root: str | Path, train: str, val: str, split: str) -> tuple[Path
     """Find the images of a split, given the names of its subfolder of `root`, and of those for training and validation.
 
     Returns:
-        A folder, and which of its images, see `part_of`.
+        A folder, and which of its images, see `select_part`.
 
     Raises:
         InputError: if there is a subfolder for training, and none for validation.
@@ -149,10 +149,10 @@ def own_folder(root: str | Path, train: str, val: str, split: str) -> tuple[Path
     return (Path(root, split), None) if any(folders) else (Path(root), split != train)
 
 
-def part_of(files: Sequence[File], held_out: bool | None, root: str | Path) -> Sequence[File]:
+def select_part(files: Sequence[File], held_out: bool | None, root: str | Path) -> Sequence[File]:
     """Every tenth file, the other ones, or all.
 
-    >>> part_of(range(20), False, "photos")[-3:], part_of(range(3), None, "photos")
+    >>> select_part(range(20), False, "photos")[-3:], select_part(range(3), None, "photos")
     ([16, 17, 18], range(0, 3))
 
     Args:
@@ -217,7 +217,7 @@ def unlabelled_images(
     paths = [path for path in files if path.parent.name not in exclude]
     if not paths:
         raise InputError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
-    paths = list(part_of(paths, held_out, root or ""))
+    paths = list(select_part(paths, held_out, root or ""))
     return ImageFiles(paths, [-1] * len(paths), image_size, (), None, crop_fraction, limit, skip_corrupt)
 
 

@@ -20,7 +20,7 @@ from datamodules.beton import check_beton, class_names, description_file, keep_t
 from datamodules.datasets import check_crop
 from datamodules.fingerprints import digest
 from datamodules.images import SPLITS, check_same_classes
-from datamodules.loaders import Resumable, Shard, check_loading, division_of, shuffle
+from datamodules.loaders import Resumable, Shard, check_loading, read_division, shuffle
 from explainers.errors import InputError
 from explainers.saved.files import file_hashes
 
@@ -192,7 +192,7 @@ class FFCV(LightningDataModule):
 
     def train_dataloader(self) -> BetonLoader:
         path, samples = self._file("train")
-        return self._loader(path, shuffle(samples, self.batch_size, division_of(self), self.seed), self.batch_size)
+        return self._loader(path, shuffle(samples, self.batch_size, read_division(self), self.seed), self.batch_size)
 
     def val_dataloader(self) -> BetonLoader:
         return self._evaluation_loader("val")
@@ -202,7 +202,7 @@ class FFCV(LightningDataModule):
 
     def _evaluation_loader(self, split: str) -> BetonLoader:
         path, samples = self._file(split)
-        division = division_of(self)
+        division = read_division(self)
         shard = Shard(range(samples), division.world_size, division.rank)  # type: ignore[arg-type]
         return self._loader(path, shard, self.eval_batch_size)
 

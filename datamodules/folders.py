@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datamodules.datasets import ImageFiles, own_folder, part_of
+from datamodules.datasets import ImageFiles, own_folder, select_part
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, list_images
@@ -29,7 +29,7 @@ def image_folder(
         root: folder of the class folders.
         half: 0 or 1 takes every second image, starting at that position, so that one folder gives two splits; `None`
             takes all images.
-        held_out: see `part_of`.
+        held_out: see `select_part`.
 
     Raises:
         InputError: if the folder is missing or holds no image in a subfolder.
@@ -47,7 +47,7 @@ def image_folder(
         raise InputError(
             f"expected {root} to hold train/ and val/, or a subfolder of images per class, got {deeper[0]}"
         )
-    files = list(part_of(files, held_out, root))
+    files = list(select_part(files, held_out, root))
     files = files if half is None else files[half::2]
     if not files:
         raise InputError(
@@ -58,7 +58,7 @@ def image_folder(
     return ImageFiles(paths, labels, image_size, classes, None, crop_fraction, limit, skip_corrupt)
 
 
-def folder_of_split(root: str, splits: Mapping[str, str | None], split: str, **options: Any) -> ImageFiles:
+def find_split_folder(root: str, splits: Mapping[str, str | None], split: str, **options: Any) -> ImageFiles:
     """Read the images of a split, from its own folder below `root` or from one that all splits share, see `own_folder`.
 
     The `options` are further arguments of `image_folder`.
@@ -101,7 +101,7 @@ class ImageFolders(Images):
         templates: Sequence[str] = (),
     ) -> None:
         halves = {"val": 0, "test": 1} if halve and splits.get("val") == splits.get("test") else {}
-        build = partial(folder_of_split, root, splits)
+        build = partial(find_split_folder, root, splits)
         options = {"image_size": image_size, "crop_fraction": crop_fraction, "skip_corrupt": skip_corrupt}
         train, val, test = (
             None

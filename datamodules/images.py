@@ -7,7 +7,7 @@ from typing import Any
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.loaders import Readable, Shard, check_loading, division_of, epoch_loader, shuffle
+from datamodules.loaders import Readable, Shard, check_loading, epoch_loader, read_division, shuffle
 from explainers.errors import InputError
 
 SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
@@ -110,12 +110,12 @@ class Images(LightningDataModule):
 
     def training_loader(self, samples: Any) -> DataLoader:
         """Build the loader of shuffled training batches, of this process's share of the samples."""
-        sampler = shuffle(len(samples), self.batch_size, division_of(self), self.seed)
+        sampler = shuffle(len(samples), self.batch_size, read_division(self), self.seed)
         drop_last = sampler.drop_last
         return epoch_loader(Readable(samples), sampler, self.batch_size, self.num_workers, drop_last, self.seed)
 
     def evaluation_loader(self, samples: Any) -> DataLoader:
         """Build the loader of evaluation batches, of this process's share of the samples, in their order."""
-        division = division_of(self)
+        division = read_division(self)
         shard = Shard(samples, division.world_size, division.rank)
         return epoch_loader(samples, shard, self.eval_batch_size, self.num_workers, False, self.seed)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_co
 
 from datamodules.datasets import Sample
 from explainers.errors import InputError, check_positive, check_range
-from explainers.images.loading import delivered
+from explainers.images.loading import deliver_batches
 
 
 def check_loading(batch_size: int, eval_batch_size: int | None, num_workers: int) -> None:
@@ -209,7 +209,7 @@ class EpochLoader(Resumable, DataLoader[Sample]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:  # type: ignore[override]
         empty = True
-        for batch in self.counted(delivered(super().__iter__(), self.num_workers)):
+        for batch in self.counted(deliver_batches(super().__iter__(), self.num_workers)):
             if batch is not None:
                 empty = False
                 yield batch
@@ -234,7 +234,7 @@ def epoch_loader(
     )
 
 
-def division_of(datamodule: LightningDataModule) -> Division:
+def read_division(datamodule: LightningDataModule) -> Division:
     """Return how the datamodule's trainer divides a step; without a trainer, there is one process and one batch."""
     trainer = datamodule.trainer
     return Division(trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches) if trainer else Division()

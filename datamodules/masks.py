@@ -15,7 +15,7 @@ from datamodules.datasets import ImageFiles, check_crop, spread
 from datamodules.ilsvrc import imagenet_classes, imagenet_labels
 from datamodules.truth import Crop, check_scale, short_side
 from explainers.errors import InputError, check_range
-from explainers.images.decoding import CorruptImage, decode, stored_size
+from explainers.images.decoding import CorruptImage, decode, read_stored_size
 from explainers.images.listing import existing_folder, list_images, several
 from explainers.runtime.progress import progress
 from explainers.saved.files import file_hashes
@@ -47,7 +47,7 @@ def masked_images(
     Raises:
         InputError: if a folder is missing, or no image has a mask.
     """
-    pairs = pairs_of_files(Path(root), images, masks)
+    pairs = pair_files(Path(root), images, masks)
     paths, files = zip(*pairs, strict=True)
     return ImageFiles(paths, [-1] * len(paths), image_size, (), Masks(files), crop_fraction, limit, skip_corrupt)
 
@@ -84,7 +84,7 @@ def class_masks(
     check_crop(image_size, crop_fraction)
     check_range(0, 1, least_area=least_area)
     folder = Path(root) / images
-    pairs = pairs_of_files(Path(root), images, masks)
+    pairs = pair_files(Path(root), images, masks)
     names = list(classes) if classes else sorted(path.name for path in folder.iterdir() if path.is_dir())
     sides = image_size, short_side(image_size, crop_fraction)
     find = partial(largest_class, *sides, len(names), ignored, least_area, skip_corrupt)
@@ -129,7 +129,7 @@ def largest_class(
         pair: files of the image and of its mask.
     """
     try:
-        crop = Crop(stored_size(pair[0]), short_side, size)
+        crop = Crop(read_stored_size(pair[0]), short_side, size)
         ids = read_ids(pair[1])
     except CorruptImage as error:
         if not skip_corrupt:
@@ -147,7 +147,7 @@ def largest_class(
     return largest if areas[largest] >= max(1, least_area * size**2) else 0
 
 
-def pairs_of_files(root: Path, images: str, masks: str) -> list[tuple[Path, Path]]:
+def pair_files(root: Path, images: str, masks: str) -> list[tuple[Path, Path]]:
     """Each image with its mask, sorted by name, see `masked_images`; warn of those that have no other half."""
     existing_folder(root, f"with {images}/ and {masks}/")
     folders = [existing_folder(root / name, f"of {kind}") for name, kind in ((images, "images"), (masks, "masks"))]

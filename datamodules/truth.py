@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.images.decoding import scaled
+from explainers.images.decoding import scale_size
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 Size = tuple[int, int]  # height, width, in pixels
@@ -36,7 +36,7 @@ class Crop:
     @property
     def resized(self) -> Size:
         """Height and width of the resized image."""
-        return (self.size, self.size) if self.short_side is None else scaled(self.stored, self.short_side)
+        return (self.size, self.size) if self.short_side is None else scale_size(self.stored, self.short_side)
 
     @property
     def offset(self) -> Size:

@@ -87,7 +87,7 @@ class WatchedProcess(multiprocessing.Process):
 
 
 @contextlib.contextmanager
-def watched_processes(out: Path) -> Iterator[None]:
+def watch_processes(out: Path) -> Iterator[None]:
     """Raise if a WatchedProcess dies in the block, because FFCV would wait for it forever. For the main thread only.
 
     Args:
@@ -132,7 +132,7 @@ def write_samples(samples: StoredImages, out: Path, quality: int, workers: int) 
 
     writer.Process = WatchedProcess
     fields = {"image": RGBImageField("jpg", jpeg_quality=quality), "label": IntField(), "index": IntField()}
-    with watched_processes(out):
+    with watch_processes(out):
         writer.DatasetWriter(str(out), fields, num_workers=workers).from_indexed_dataset(samples, chunksize=32)
 
 

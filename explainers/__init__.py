@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-def imported_at_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def import_at_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Build the `__getattr__` of a package, which imports some of its names at first use.
 
     Type checkers must not see it, or every misspelt name has the type `Any`: define it under `if not TYPE_CHECKING`.
@@ -87,7 +87,7 @@ def imported_at_use(package: str, modules: Mapping[str, str]) -> Callable[[str],
 
 
 if not TYPE_CHECKING:  # the same names as above, imported at first use, because every module imports this file first
-    __getattr__ = imported_at_use(
+    __getattr__ = import_at_use(
         __name__,
         {
             "Comparison": "explainers.app.comparing",

@@ -25,7 +25,7 @@ from explainers.errors import REPEATED, InputError, check_choices, checks_choice
 from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import label_methods
 from explainers.results import read_results
-from explainers.results.file import explainers_of
+from explainers.results.file import list_explainers
 from explainers.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss
@@ -141,7 +141,7 @@ def test_a_choice_that_is_listed_twice_is_refused_unless_each_is_a_draw_of_its_o
             "methods once, got GAE, RISE, GAE",
             lambda target, grid: label_methods(["GAE", "RISE", {"GAE": {}}]),
         ),
-        ("explainers and methods once, got GAE, GAE", lambda target, grid: explainers_of("a", ONE_NAME, {})),
+        ("explainers and methods once, got GAE, GAE", lambda target, grid: list_explainers("a", ONE_NAME, {})),
         ("results.files once, got ", lambda target, grid: read_results(["a.json", "b.json", "./a.json"])),
         ("roots once, got ", lambda target, grid: unlabelled_images(["tests", "tests/../tests"], 8)),
     ],

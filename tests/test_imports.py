@@ -179,7 +179,7 @@ def explain_without_extras(path):
     from explainers.anyhead import AnyHead, AnyHeadNetwork
     from explainers.errors import InputError
     from explainers.models import TargetModel
-    from explainers.share.pretrained import _learned
+    from explainers.share.pretrained import _find_class
 
     target = TargetModel(timm.create_model("test_vit", num_classes=3).eval())
     images = torch.randint(0, 256, (1, 3, 160, 160), dtype=torch.uint8)
@@ -189,7 +189,7 @@ def explain_without_extras(path):
     for call in (
         lambda: posthoc.DeepLift(target, target.grid),
         lambda: posthoc.ViTCX(target, target.grid)(images, torch.tensor([1])),
-        lambda: _learned("SelfExplaining", "model.safetensors"),
+        lambda: _find_class("SelfExplaining", "model.safetensors"),
         lambda: import_module("explainers.metrics.agreement").RankCorrelation(),
     ):
         try:

@@ -15,7 +15,7 @@ from explainers.models.functionals import class_rows, head_functionals
 from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
 from explainers.refinement import refine as refined
 from explainers.refinement.refine import check_refine
-from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, of_all_processes
+from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
 from explainers.training.sources import Features, Loss
 
 
@@ -112,11 +112,11 @@ class AnyHead(NetworkExplainer):
             wanted = self._logits(rows).argmax(-1) if classes is None else classes
             return self._functionals(rows, validate_classes(wanted, images, self.target.num_classes))[:, None]
 
-        return self._explained(images, functionals_of)[:, 0]
+        return self._explain_functionals(images, functionals_of)[:, 0]
 
     def all_classes(self, images: Tensor) -> Tensor:
         """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, P, P)."""
-        return self._explained(images, self._functionals)
+        return self._explain_functionals(images, self._functionals)
 
     def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding of uint8 images (B, C, H, W).
@@ -128,7 +128,7 @@ class AnyHead(NetworkExplainer):
         """
         self.grid.check(images)
         of_embeddings = resolve_functionals(functionals, images, self.target.embed_dim)
-        heatmaps = self._explained(images, lambda rows: of_embeddings(rows["embedding"].float()))
+        heatmaps = self._explain_functionals(images, lambda rows: of_embeddings(rows["embedding"].float()))
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
@@ -147,9 +147,9 @@ class AnyHead(NetworkExplainer):
                     functionals.append(head_functionals(head, rows["embedding"], self.temperature, predicted))
             return torch.stack(functionals, 1)
 
-        return self._explained(images, functionals_of)
+        return self._explain_functionals(images, functionals_of)
 
-    def _explained(self, images: Tensor, functionals_of: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+    def _explain_functionals(self, images: Tensor, functionals_of: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
         """Explain functionals (B, V, D) that depend on the rows: heatmaps (B, V, P, P).
 
         Fewer than D functionals are explained without their vectors c_z, which is faster.
@@ -160,16 +160,16 @@ class AnyHead(NetworkExplainer):
         few = functionals.shape[1] < self.target.embed_dim and not functionals.requires_grad  # paths have no gradients
         if not self.refine and few:
             paths = None if paths_of is None else paths_of(functionals)
-            return self._applied(rows, paths, functionals).float().mT.unflatten(-1, (self.grid.side, -1))
+            return self._run(rows, paths, functionals).float().mT.unflatten(-1, (self.grid.side, -1))
         if paths_of is not None:
             rows["direct"] = paths_of(None)
-        return self._attributed(self._predicted({"image": images} | rows, functionals), functionals)
+        return self._attribute(self._predicted({"image": images} | rows, functionals), functionals)
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
         """Predict c_z of every patch, (B, N, D), from the rows of `reads`."""
-        return self._applied(rows, rows["direct"] if self.network.direct else None)
+        return self._run(rows, rows["direct"] if self.network.direct else None)
 
-    def _applied(self, rows: dict[str, Tensor], paths: Tensor | None, functionals: Tensor | None = None) -> Tensor:
+    def _run(self, rows: dict[str, Tensor], paths: Tensor | None, functionals: Tensor | None = None) -> Tensor:
         blend = 0.0 if self.training else self.blend
         return self.network(rows["embedding"], self._feature_maps(rows), paths, functionals, blend)
 
@@ -181,27 +181,27 @@ class AnyHead(NetworkExplainer):
         α c_z is quadratic in α, so its values at −1, 0 and 1 give its minimum.
         """
         if self.untrained and not self.network.direct:
-            self.network.scale.copy_(of_all_processes(loss.unit(rows)).mean())
+            self.network.scale.copy_(gather_processes(loss.unit(rows)).mean())
             return
         if self.untrained:
-            self.network.spread.copy_(of_all_processes(rows["direct"].float().sum(1).std()).mean())
+            self.network.spread.copy_(gather_processes(rows["direct"].float().sum(1).std()).mean())
         vectors = self.predict(rows)
-        factor = of_all_processes(loss.unit(rows) / vectors.std()).mean()
+        factor = gather_processes(loss.unit(rows) / vectors.std()).mean()
         losses = torch.stack([loss.loss(sign * factor * vectors, rows) for sign in (-1, 0, 1)])
-        minus, none, plus = of_all_processes(losses).view(-1, 3).mean(0)
+        minus, none, plus = gather_processes(losses).view(-1, 3).mean(0)
         curvature = minus + plus - 2 * none
         descent = minus - plus
         if curvature > 1e-3 * none and descent > 0:  # the loss depends on the scale, and the sign is right
             self.network.scale *= factor * descent / (2 * curvature)
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
-        return self._attributed(predicted, self._functionals(rows, classes))
+        return self._attribute(predicted, self._functionals(rows, classes))
 
     def _functionals(self, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         """v of `classes` (B,): (B, D); or of every class: (B, K, D)."""
         return head_functionals(self.target.head, self._embeddings(rows), self.temperature, classes)
 
-    def _attributed(self, vectors: Tensor, functionals: Tensor) -> Tensor:
+    def _attribute(self, vectors: Tensor, functionals: Tensor) -> Tensor:
         """v · c_z of vectors (B, N, D), for functionals v (B, D) or (B, V, D): heatmaps (B, P, P) or (B, V, P, P)."""
         with torch.autocast(vectors.device.type, enabled=False):
             heatmaps = torch.einsum("b...d,bnd->b...n", functionals.float(), vectors.float())

@@ -12,7 +12,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal, masked_outputs
 from explainers.posthoc import build
-from explainers.refinement.coalitions import NOISE, POWER, TEMPERATURE, ranked_coalitions, region_coalitions
+from explainers.refinement.coalitions import NOISE, POWER, TEMPERATURE, rank_coalitions, region_coalitions
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights
@@ -81,7 +81,7 @@ class CoalitionTeacher:
         grid: the patches.
         pairs: M, the number of coalitions of each image; each costs two forward passes.
         fit: how coalitions are drawn and weighed. `regions`: coherent regions of all sizes, see `region_coalitions`.
-            `ranking`: the most important patches of heatmaps with noise, see `ranked_coalitions`, because evaluations
+            `ranking`: the most important patches of heatmaps with noise, see `rank_coalitions`, because evaluations
             of heatmaps hide such patches. Three of four heatmaps are of the predicted class, or of the text that fits
             best, one is of another likely one; with `isotropic` all are of random functionals. It needs a transformer.
             `uniform`: patches one by one; all sizes are equally likely. `mixed`: half of them regions, half `uniform`.
@@ -166,13 +166,13 @@ class CoalitionTeacher:
         if self.fit == "ranking":
             # In an epoch, an image has the sizes that the next one had in the epoch before
             numbers = (index[:, None] + epoch) * self.pairs + torch.arange(self.pairs, device=index.device)
-            return ranked_coalitions(numbers, self._ranked(batch, epoch), NOISE, seed)
+            return rank_coalitions(numbers, self._score_patches(batch, epoch), NOISE, seed)
         power = POWER if self.fit == "shapley" else 0
         regions = self.pairs // 2 if self.fit == "mixed" else 0
         single = shapley_coalitions(index, num_patches, self.pairs - regions, seed, paired=False, power=power)
         return torch.cat([single, region_coalitions(index, num_patches, regions, seed)], 1) if regions else single
 
-    def _ranked(self, batch: dict[str, Tensor], epoch: int) -> Tensor:
+    def _score_patches(self, batch: dict[str, Tensor], epoch: int) -> Tensor:
         """The scores of the patches that each coalition ranks, (B, M, N)."""
         embeddings = self.target.embed(self.target.normalise(batch["image"]))
         seed = stream("functionals", self.seed, epoch)

@@ -98,7 +98,7 @@ Kind = Literal["head", "texts", "images", "isotropic"]
 TextHeadBuilder = Callable[[TargetModel], TextHead]
 
 
-def vocabulary_of(given: Sequence[str] | str | None) -> list[str]:
+def build_vocabulary(given: Sequence[str] | str | None) -> list[str]:
     """The texts of a vocabulary: a list, the lines of a text file, or by default the names of ImageNet's 1000 classes.
 
     Raises:
@@ -146,7 +146,7 @@ class FunctionalSampler:
         self.texts: Any = None
         if kind == "texts":
             build = partial(clip_text_head, templates=TEMPLATES) if text_head is None else text_head
-            self.texts = build(target).head(vocabulary_of(vocabulary)).requires_grad_(False)
+            self.texts = build(target).head(build_vocabulary(vocabulary)).requires_grad_(False)
 
     def of(self, embeddings: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Functionals of a batch, and the one of each image that counts most.

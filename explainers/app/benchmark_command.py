@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from explainers.app.explain_command import check_writable
-from explainers.app.options import announce_passes, sessions_of, set_passes
+from explainers.app.options import announce_passes, set_passes, start_sessions
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError, needs
@@ -62,7 +62,7 @@ def build_sessions(options: Namespace) -> list[Session]:
 
     passes, options.passes = options.passes, None
     options.method = options.methods or ["auto"]
-    sessions = sessions_of(options)
+    sessions = start_sessions(options)
     if options.methods is None:
         sessions = add_default_methods(sessions[0])
     if passes:

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # for names of files, where a terminal has few characters
     options = parser().parse_args(arguments)
     try:
-        with warnings.catch_warnings(), _ended_by_signals():
+        with warnings.catch_warnings(), _end_by_signals():
             warnings.showwarning = print_error  # type: ignore[assignment]
             run = getattr(import_module(options.module), options.run)  # here, because what computes takes seconds
             status = run(options) or 0
@@ -95,7 +95,7 @@ class Ended(KeyboardInterrupt):
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _end_by_signals() -> Iterator[None]:
     """End as after Ctrl-C on SIGTERM and SIGHUP, so that no half-written file stays; nohup's choice stays as it is."""
 
     def end(number: int, _: Any) -> NoReturn:

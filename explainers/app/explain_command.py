@@ -11,13 +11,13 @@ from explainers.app.choosing import CHEAP, estimate_passes
 from explainers.app.command import print_error
 from explainers.app.comparing import Comparison, Embedded, compare_with, embed_image, mean_embedding, stream_nearest
 from explainers.app.explanation import Explanation, picture_name
-from explainers.app.options import announce_passes, device_of, find_class, model_and_methods, sessions_of
+from explainers.app.options import announce_passes, choose_device, find_class, model_and_methods, start_sessions
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.images.listing import endings, list_images
 from explainers.posthoc.names import label_methods
-from explainers.runtime.progress import progress_of_passes
+from explainers.runtime.progress import show_passes
 from explainers.saved.files import printable
 
 Drawn = Explanation | Comparison
@@ -34,7 +34,7 @@ def explain(options: Namespace) -> int:
     wanted = options.texts or options.classes or [options.similar_to and f"like {Path(options.similar_to).stem}"]
     names = find_images(options.images, len(wanted) * len(label_methods(options.method)), options.output)
     images = list(names)
-    sessions = sessions_of(options)
+    sessions = start_sessions(options)
     pictures = plan_pictures(names, [session.method for session in sessions], wanted, options.output)
     announce_passes(sessions, len(images) * len(wanted))
     draw = make_comparer(sessions[0], options) if options.similar_to else make_explainer(sessions, options)
@@ -91,7 +91,7 @@ def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
             name = photos[0].name if len(images) == 1 else f"{len(images)} images"
             passes = estimate_passes(session.explainer) * len(images) * len(indices)
             columns = [[index] * len(images) for index in indices]
-            with progress_of_passes(f"{printable(name)} by {session.method}", passes):
+            with show_passes(f"{printable(name)} by {session.method}", passes):
                 found = session.explain_batch(photos, pixels, columns, options.top, options.texts, options.against)
             for column in found:
                 for of_image, explanation in zip(of_images, column, strict=True):
@@ -125,7 +125,7 @@ def describe(drawn: Drawn, name: str, file: Path) -> str:
 def nearest(options: Namespace) -> None:
     """Find the images of a folder that are most like an image; write a picture and print a line for each."""
     check_writable(options.output)
-    sessions = sessions_of(options)
+    sessions = start_sessions(options)
     if len(sessions) > 1:
         listed = ", ".join(session.method for session in sessions)
         raise InputError(f"expected one method in --method, got {listed}: leave out all but one")
@@ -148,7 +148,7 @@ def serve(options: Namespace) -> None:
         methods[0],
         host=options.host,
         port=options.port,
-        device=device_of(options),
+        device=choose_device(options),
         open_browser=options.open,
         domain=options.domain,
     )

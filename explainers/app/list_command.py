@@ -25,7 +25,7 @@ def list_all(options: Namespace) -> None:
 
     names, which = method_names(), "--model NAME lists those that explain a model"
     if any((options.model, options.weights, options.head)):
-        names, which = methods_of_model(options)
+        names, which = list_model_methods(options)
     print("Trained explainers, for --method auto and for explainers.load:")
     print(textwrap.indent(f"{available()!r}\n", "  "))
     print(f"Methods without training, for --method ({which}):")
@@ -40,7 +40,7 @@ def list_all(options: Namespace) -> None:
         print(f"  {extra:8} {state}, for {purpose}")
 
 
-def methods_of_model(options: Namespace) -> tuple[list[str], str]:
+def list_model_methods(options: Namespace) -> tuple[list[str], str]:
     """Names of the methods that explain the model that the options name, and which they are, in words."""
     import timm  # here, because it takes seconds
 

@@ -31,13 +31,13 @@ TRIED = 16
 """Number of images whose forward pass is timed."""
 
 
-def sessions_of(options: Namespace) -> list[Session]:
+def start_sessions(options: Namespace) -> list[Session]:
     """The model with each of the explainers that the options name. What the model does not have is told at once."""
     if options.against and not (options.texts or options.similar_to):
         raise InputError("expected --text or --similar-to beside --against, got --against alone: name one")
     model, weights, methods = model_and_methods(options)
     purpose: Purpose = "likeness" if options.similar_to or options.k else "texts" if options.texts else "classes"
-    first = Session(model, methods[0], weights, device_of(options), purpose=purpose, batch_size=options.batch_size)
+    first = Session(model, methods[0], weights, choose_device(options), purpose=purpose, batch_size=options.batch_size)
     if options.texts:
         first.text_head.embed([*options.texts, *(options.against or ())])
     for wanted in options.classes or ():
@@ -68,7 +68,7 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     return TargetModel(timm_model(model, options.weights), head=options.head).eval(), None, methods
 
 
-def device_of(options: Namespace) -> str | None:
+def choose_device(options: Namespace) -> str | None:
     """The device that the options name; otherwise a GPU, if there is one."""
     return options.device or ("cuda" if torch.cuda.is_available() else None)
 

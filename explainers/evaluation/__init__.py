@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from explainers import imported_at_use
+from explainers import import_at_use
 
 if TYPE_CHECKING:
     from explainers.evaluation.evaluation import Evaluation, Measurement, measure
     from explainers.evaluation.evaluation_module import EvaluationModule
 else:  # at first use: the modules need Lightning, the others torchmetrics
-    __getattr__ = imported_at_use(
+    __getattr__ = import_at_use(
         __name__,
         {
             "Evaluation": "explainers.evaluation.evaluation",

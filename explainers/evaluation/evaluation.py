@@ -15,7 +15,7 @@ from explainers.evaluation.sweep import PROBES, Order, Probe, Probes, Sweep, ran
 from explainers.masking import PatchGrid, Removal, level_sizes
 from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metrics
 from explainers.metrics.cost import NUMBERS, Cost, ExplainerStatistics, Passes
-from explainers.metrics.curves import Curve, needed_sides
+from explainers.metrics.curves import Curve, find_needed_sides
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
 from explainers.metrics.means import Accuracy, Metric, PerImage, collect_scores, numbers
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
@@ -177,7 +177,7 @@ class Measurement(nn.Module):
 
     def _sweep(self, removal: Removal, order: Order) -> Sweep:
         own = self.settings
-        sides = needed_sides(own.curves)
+        sides = find_needed_sides(own.curves)
         return Sweep(self.target, own.grid, removal, own.levels, order, own.chunk_size, sides, own.until)
 
     @property

@@ -56,7 +56,7 @@ class Sweep:
         levels: number of sparsities, including 0 and `until`; at least 2.
         order: remove patches, or pixels, see `Order`.
         chunk_size: maximum number of masked images in memory.
-        sides: whether to compute the removed and the preserved side, see `needed_sides`.
+        sides: whether to compute the removed and the preserved side, see `find_needed_sides`.
         until: the largest sparsity, at most 1.
 
     Raises:

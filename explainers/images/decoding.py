@@ -121,7 +121,7 @@ def decode_upload(name: str, data: bytes, most_pixels: int) -> Image.Image:
     return _as_upright_rgb(name, image)
 
 
-def stored_size(path: Path) -> tuple[int, int]:
+def read_stored_size(path: Path) -> tuple[int, int]:
     """Height and width of an image file, of which only the header is read."""
     with _open_image(path) as image:
         return image.height, image.width
@@ -164,10 +164,10 @@ def resize_short_side(image: Image.Image, size: int) -> Image.Image:
     >>> resize_short_side(Image.new("RGB", (400, 200)), 100).size
     (200, 100)
     """
-    return image.resize(scaled(image.size, size), Image.Resampling.BICUBIC)
+    return image.resize(scale_size(image.size, size), Image.Resampling.BICUBIC)
 
 
-def scaled(size: tuple[int, int], short_side: int) -> tuple[int, int]:
+def scale_size(size: tuple[int, int], short_side: int) -> tuple[int, int]:
     """Both sides of an image whose short side is scaled to `short_side` pixels; the long one is rounded down."""
     first, second = (side * short_side // min(size) for side in size)
     return first, second
@@ -189,6 +189,6 @@ def middle_square(
     if max(image.size) > most:
         left, top = max(0, (width - most) // 2), max(0, (height - most) // 2)
         image = image.crop((left, top, width - left, height - top))
-    width, height = scaled(image.size, size)
+    width, height = scale_size(image.size, size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.resize((width, height), resampling).crop((left, top, left + size, top + size))

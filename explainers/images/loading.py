@@ -9,7 +9,7 @@ from explainers.errors import InputError
 T = TypeVar("T")
 
 
-def delivered(batches: Iterable[T], num_workers: int) -> Iterator[T]:
+def deliver_batches(batches: Iterable[T], num_workers: int) -> Iterator[T]:
     """Yield the batches of a loader of `num_workers` processes; an InputError if the shared memory is full."""
     try:
         yield from batches

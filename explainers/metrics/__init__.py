@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from explainers import imported_at_use
+from explainers import import_at_use
 
 if TYPE_CHECKING:
     from explainers.metrics.additivity import Infidelity, SensitivityN, infidelity, sensitivity_n, sized_coalitions
@@ -35,7 +35,7 @@ else:  # at first use, because torchmetrics takes a second
         "saco": ("SaCo", "group_saliences", "salience_groups"),
         "sanity": ("MaxSensitivity", "Randomisation", "max_sensitivity", "random_weights"),
     }
-    __getattr__ = imported_at_use(
+    __getattr__ = import_at_use(
         __name__, {name: f"{__name__}.{module}" for module, names in EXPORTED.items() for name in names}
     )
 

@@ -73,11 +73,11 @@ def sensitivity_n(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
     """
     sizes = (~keep).sum(-1)
     of_size = (sizes[..., None] == sizes.unique()).double()  # (B, M, sizes)
-    sums, drops = (_deviations(values, of_size) for values in (removed_sums(scores, keep), drops.double()))
+    sums, drops = (_deviations(values, of_size) for values in (sum_removed(scores, keep), drops.double()))
     return (sums.nan_to_num() * drops).sum(1).nanmean(1)
 
 
-def removed_sums(scores: Tensor, keep: Tensor) -> Tensor:
+def sum_removed(scores: Tensor, keep: Tensor) -> Tensor:
     """Sum the attributions (B, N) of the patches that `keep` (B, M, N) removes: float64, (B, M)."""
     return ((~keep).double() @ scores.double()[..., None]).squeeze(-1)
 
@@ -113,7 +113,7 @@ def infidelity(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
     >>> infidelity(torch.ones(1, 2), keep, drops).tolist()
     [0.0769...]
     """
-    sums, drops = removed_sums(scores, keep), drops.double()
+    sums, drops = sum_removed(scores, keep), drops.double()
     length = sums.square().sum(1)
     explained = torch.where(length > 0, (sums * drops).sum(1).square() / length, 0.0)
     return (1 - explained / drops.square().sum(1)).clamp(min=0)

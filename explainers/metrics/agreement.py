@@ -70,12 +70,12 @@ def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
     """
     if not 1 <= k <= first.shape[-1]:
         raise InputError(f"expected k from 1 to {first.shape[-1]}, the number of patches, got {k}")
-    chosen, of_other = (_chosen(scores, k) for scores in (first, second))
+    chosen, of_other = (_find_chosen(scores, k) for scores in (first, second))
     common = (chosen * of_other).sum(-1)
     return common / (2 * k - common)
 
 
-def _chosen(scores: Tensor, k: int) -> Tensor:
+def _find_chosen(scores: Tensor, k: int) -> Tensor:
     """How likely each patch is among the `k` most important ones, in (B, N), if ties are broken at random."""
     last = scores.topk(k).values[..., -1:]
     above, ties = scores > last, scores == last

@@ -75,6 +75,6 @@ CURVES: dict[str, Shape] = {
 
 
 @checks_choices
-def needed_sides(curves: Sequence[Curve]) -> tuple[bool, bool]:
+def find_needed_sides(curves: Sequence[Curve]) -> tuple[bool, bool]:
     """Whether any of the curves needs the outputs without S*, and whether any needs those with S* only."""
     return any(CURVES[name].removed for name in curves), any(CURVES[name].preserved for name in curves)

@@ -55,7 +55,7 @@ def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
     patches = torch.arange(side, device=truth.device)
     rows, columns = ((2 * patches + 1) * size // (2 * side) for size in truth.shape[1:])
     on_object = truth[:, rows][:, :, columns].flatten(1)  # (B, N)
-    return _of_objects((peaks & on_object).sum(1) / peaks.sum(1), truth)
+    return _drop_missing((peaks & on_object).sum(1) / peaks.sum(1), truth)
 
 
 def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
@@ -103,16 +103,20 @@ def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tenso
     >>> [number.item() for number in segmentation(torch.tensor([[[0, 1], [0, 1]]]), truth)]
     [0.25, 0.5, 0.6979...]
     """
-    scores, lowest, highest = _upsampled(heatmaps, truth)
+    scores, lowest, highest = _upsample(heatmaps, truth)
     res = (2 * scores - lowest - highest) / (highest - lowest).clamp(min=1e-300)  # 2 · Res − 1; 0 for equal scores
     res = (res * 2**30).round().int()  # scores that differ by rounding alone become equal
     objects, foreground = truth.flatten(1), res > res.double().mean(1, keepdim=True)
     intersection, union = (area.double().mean(1) for area in (foreground & objects, foreground | objects))
     precision = _average_precision(torch.cat([res, -res], 1), torch.cat([objects, ~objects], 1))
-    return _of_objects(intersection, truth), _of_objects(union, truth), _of_objects(precision, truth)
+    return (
+        _drop_missing(intersection, truth),
+        _drop_missing(union, truth),
+        _drop_missing(precision, truth),
+    )
 
 
-def _upsampled(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _upsample(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Interpolate heatmaps to the pixels of `truth`, float64 (B, H·W), with their lowest and highest values (B, 1)."""
     check_truth(heatmaps, truth)
     # Subtract the minimum first: interpolation may round equal scores to unequal ones, unless they are 0
@@ -149,7 +153,7 @@ def box_hits(heatmaps: Tensor, truth: Tensor, thresholds: Sequence[float] = THRE
     >>> box_hits(torch.tensor([[[1, 0], [1, 0]]]), truth, [0, 0.5]).tolist()
     [[0.0, 1.0]]
     """
-    scores, lowest, highest = _upsampled(heatmaps, truth)
+    scores, lowest, highest = _upsample(heatmaps, truth)
     scaled = ((scores - lowest) / (highest - lowest).clamp(min=1e-300)).view(truth.shape).cpu().numpy()
     hits = torch.full((len(heatmaps), len(thresholds)), torch.nan, dtype=torch.double)
     for image, (pixels, mask) in enumerate(zip(scaled, truth.cpu().numpy(), strict=True)):
@@ -180,7 +184,7 @@ def overlap(first: Corners, second: Corners) -> float:
     return both / (sum(areas) - both)
 
 
-def _of_objects(numbers: Tensor, truth: Tensor) -> Tensor:
+def _drop_missing(numbers: Tensor, truth: Tensor) -> Tensor:
     """Replace the numbers (B,) of images without an object by NaN."""
     return numbers.masked_fill(~truth.flatten(1).any(1), torch.nan)
 
@@ -219,7 +223,7 @@ class Segmentation(PerImage):
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
         self.keep(torch.stack(segmentation(heatmaps, truth), 1))
 
-    def named(self, name: str, rows: Tensor) -> dict[str, Tensor]:
+    def name_numbers(self, name: str, rows: Tensor) -> dict[str, Tensor]:
         intersection, union, precision = rows.unbind(1)  # mIoU is a ratio of sums over images, of none alone
         return {"pixel_accuracy": 1 + intersection - union, "mean_average_precision": precision}
 
@@ -257,11 +261,11 @@ class BoxAccuracy(PerImage):
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
         self.keep(box_hits(heatmaps, truth))
 
-    def named(self, name: str, rows: Tensor) -> dict[str, Tensor]:
+    def name_numbers(self, name: str, rows: Tensor) -> dict[str, Tensor]:
         return {"box_accuracy": rows[:, rows.nanmean(0).nan_to_num().argmax()]}
 
     def compute(self) -> dict[str, Tensor]:
-        hits = self.named("", self.rows())["box_accuracy"]
+        hits = self.name_numbers("", self.rows())["box_accuracy"]
         mean, _, error = (number[0] for number in moments(hits[:, None]))
         return {"box_accuracy": mean, "box_accuracy_error": error}
 

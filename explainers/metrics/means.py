@@ -107,9 +107,9 @@ class PerImage(Metric):
     def scores(self, name: str) -> dict[str, Tensor]:
         """Name → number of each image of all processes, (images,); a metric of several numbers has own names."""
         with self.sync_context():
-            return self.named(name, self.rows())
+            return self.name_numbers(name, self.rows())
 
-    def named(self, name: str, rows: Tensor) -> dict[str, Tensor]:
+    def name_numbers(self, name: str, rows: Tensor) -> dict[str, Tensor]:
         """The columns of `rows` that are numbers of results, by their names."""
         return {name: rows[:, 0]}
 

@@ -56,7 +56,7 @@ def perturbation_sweep(
         levels: Q, the number of sparsities from 0 to `until`, at least 2.
         labels: the label of each image, (B,), −1 for an unlabelled image; `None` if no image is labelled.
         ends: logits of the whole and of the empty image, (B, 2, K); `None` computes them.
-        sides: whether to compute the removed and the preserved outputs, see `needed_sides`. Outputs that are not
+        sides: whether to compute the removed and the preserved outputs, see `find_needed_sides`. Outputs that are not
             computed are 0, except for the whole and the empty image.
         until: the largest sparsity, at most 1; below 1, the whole image is the first level of the removed side alone,
             and the empty one that of the preserved side.
@@ -189,7 +189,7 @@ class PerturbationCurves(PerImage):
         means = torch.stack([values.mean(-1) for values, _ in parts]).sum(0)
         return torch.where(self.means.to(sides.device), means, areas)
 
-    def named(self, name: str, rows: Tensor) -> dict[str, Tensor]:
+    def name_numbers(self, name: str, rows: Tensor) -> dict[str, Tensor]:
         return dict(zip(curve_columns(self.curves, self.removal), rows.unbind(1), strict=True))
 
     def compute(self) -> dict[str, Tensor]:

@@ -85,13 +85,13 @@ def random_weights(module: nn.Module, seed: int = 0) -> dict[str, Tensor]:
 
     """
     return {
-        name: _redrawn(parameter.detach(), f"{seed} {name}")
+        name: _redraw(parameter.detach(), f"{seed} {name}")
         for name, parameter in module.named_parameters()
         if parameter.is_floating_point()
     }
 
 
-def _redrawn(values: Tensor, key: str) -> Tensor:
+def _redraw(values: Tensor, key: str) -> Tensor:
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
     noise = torch.randn(values.shape, generator=generator).to(values.device)
     std, mean = torch.std_mean(values.float(), correction=0)

@@ -64,12 +64,12 @@ def as_target(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     library = type(model).__module__.partition(".")[0]
     if library in LIBRARIES and not hasattr(model, "timm_model"):
-        inputs = LIBRARIES[library].inputs_of(model, weights, image_size).override(mean, std, classes)
+        inputs = LIBRARIES[library].find_inputs(model, weights, image_size).override(mean, std, classes)
         return _convert(model, LIBRARIES[library].plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if library == "transformers":
-        inputs = huggingface.inputs_of_wrapped(model).override(mean, std, classes)
+        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes)
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
     if hasattr(model, "reset_classifier"):
         return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)

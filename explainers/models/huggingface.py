@@ -41,7 +41,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     if family not in FAMILIES or "MaskedImageModeling" in name or name.endswith("Backbone"):
         raise Unmapped(f"only models of {', '.join(FAMILIES)} of transformers that classify or embed are converted")
     config = getattr(model.config, "vision_config", model.config)
-    own, size = own_size(config), inputs.image_size
+    own, size = find_image_size(config), inputs.image_size
     if own is None or size is None or config.num_channels != 3:
         raise Unmapped("its images are not square, or not of three channels")
     weights = model.state_dict() if size == own else _resize_positions(model, size, config.patch_size)
@@ -54,7 +54,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     return Plan(on_the_hub, architecture, arguments, named, _head(model), outputs, inputs)
 
 
-def inputs_of(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
+def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
     """Return the images that a model of transformers takes, as far as its family says it.
 
     An InputError refuses weights, because the model has its own, and a model that embeds texts too.
@@ -67,13 +67,13 @@ def inputs_of(model: Any, weights: Any = None, image_size: int | None = None) ->
             f"expected a model of images, got {type(model).__name__}, which embeds texts too: give model.vision_model"
         )
     mean, std = FAMILIES[family][1] if family in FAMILIES else (None, None)
-    size = image_size or own_size(getattr(model.config, "vision_config", model.config))
+    size = image_size or find_image_size(getattr(model.config, "vision_config", model.config))
     classifies = hasattr(model, "classifier") or hasattr(model, "cls_classifier")
     classes = class_names(model.config) if classifies else []
     return Inputs(size, mean, std, f"those of the usual image processor of {family}", classes)
 
 
-def inputs_of_wrapped(model: Any) -> Inputs:
+def find_wrapped_inputs(model: Any) -> Inputs:
     """Return the images that a timm model inside a model of transformers takes, as its config states them."""
     stated = model.config.pretrained_cfg or {}
     classes = class_names(model.config) if type(model).__name__.endswith("ForImageClassification") else []
@@ -86,7 +86,7 @@ def _find_family(model: Any) -> str:
     return parts[2] if len(parts) > 2 else ""
 
 
-def own_size(config: Any) -> int | None:
+def find_image_size(config: Any) -> int | None:
     """Return the side of a model's images in pixels; None if it is not known, or if they are not square."""
     size = getattr(config, "image_size", None)
     sizes = set(size) if isinstance(size, Sequence) else {size}
@@ -120,7 +120,7 @@ def _resize_positions(model: Any, image_size: int, patch_size: int) -> Weights:
     part = next((part for part in model.modules() if hasattr(part, "interpolate_pos_encoding")), None)
     if part is None:
         raise Unmapped("it cannot interpolate its positions")
-    own = own_size(getattr(model.config, "vision_config", model.config)) or 0
+    own = find_image_size(getattr(model.config, "vision_config", model.config)) or 0
     prefix = weights[name].shape[-2] - (own // patch_size) ** 2
     tokens = weights[name].new_zeros(1, prefix + (image_size // patch_size) ** 2, weights[name].shape[-1])
     with torch.no_grad():

@@ -32,7 +32,7 @@ PLANAR = tuple(f"torch.nn.modules.{kind}" for kind in ("conv", "batchnorm", "poo
 class PlainBackbone(nn.Module):
     """A module of images with the part of timm's interface that a `TargetModel` and feature maps need.
 
-    It maps normalised images (B, 3, S, S) to embeddings (B, D), as `logits_of` finds them in its output. S is
+    It maps normalised images (B, 3, S, S) to embeddings (B, D), as `take_logits` finds them in its output. S is
     `image_size`, D is `width`, and `probed` is what `probe` found about the module.
     """
 
@@ -66,7 +66,7 @@ class PlainBackbone(nn.Module):
 
     def forward_features(self, normalised: Tensor) -> Tensor:
         """Embed normalised images (B, 3, S, S) → (B, D)."""
-        return logits_of(self.model(normalised.contiguous()), type(self.model).__name__)
+        return take_logits(self.model(normalised.contiguous()), type(self.model).__name__)
 
     def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
         """Return the embeddings, (B, D): the head is no part of the backbone."""
@@ -193,7 +193,7 @@ def _take_head(model: nn.Module, probed: "Probed", image_size: int) -> nn.Module
         model.set_submodule(name, nn.Identity())
         try:
             with torch.no_grad():
-                embeddings = logits_of(model(probe_images(model, image_size)), type(model).__name__)
+                embeddings = take_logits(model(probe_images(model, image_size)), type(model).__name__)
                 if torch.allclose(head(embeddings), probed.logits, rtol=1e-4, atol=1e-5):
                     return head
         except Exception:  # it reads the layer's weights or attributes besides
@@ -259,9 +259,9 @@ def probe(model: nn.Module, image_size: int) -> Probed:
     name, images = type(model).__name__, probe_images(model, image_size).requires_grad_()
     try:
         with torch.inference_mode(False), torch.enable_grad(), _record_layers(model) as probed:
-            logits = probed.logits = logits_of(model(images), name)
+            logits = probed.logits = take_logits(model(images), name)
         with torch.no_grad():
-            alone = logits_of(model(images[:1]), name)
+            alone = take_logits(model(images[:1]), name)
     except InputError:
         raise
     except Exception as error:  # a bug of the model or an image that is not for it: only its author can say which
@@ -287,12 +287,12 @@ def probe_images(model: nn.Module, image_size: int) -> Tensor:
     return torch.cat([noise, torch.zeros_like(noise[:1])]).to(weight.device)
 
 
-def logits_of(output: Any, name: str) -> Tensor:
+def take_logits(output: Any, name: str) -> Tensor:
     """Take the logits out of what a model returns: a tensor, an output or dictionary with `logits`, or a tuple's first.
 
     An InputError names the model for anything else.
 
-    >>> logits_of({"logits": torch.ones(2, 5), "loss": None}, "Net").shape
+    >>> take_logits({"logits": torch.ones(2, 5), "loss": None}, "Net").shape
     torch.Size([2, 5])
     """
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)

@@ -137,7 +137,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     return Plan(f"torchvision {family}", architecture, arguments, named, head, nn.Module.__call__, inputs)
 
 
-def inputs_of(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
+def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
     """Return the images that a model of torchvision takes.
 
     Args:

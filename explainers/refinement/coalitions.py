@@ -22,7 +22,7 @@ FEWEST = 8
 EARLIEST = 64
 """Smallest number of passes at which a tolerance may stop. Heatmaps of fewer are mostly the prior's, times its size."""
 POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
-NOISE = 1.5  # of `ranked_coalitions`, in standard deviations of the ranked scores
+NOISE = 1.5  # of `rank_coalitions`, in standard deviations of the ranked scores
 TEMPERATURE = 2.0  # of the score of a class, see `score_functionals`
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # the multiples of this number, modulo 1, are spread evenly, however many there are
@@ -52,7 +52,7 @@ def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) ->
     return _highest(field, 1 + (draw * (num_patches - 1)).long())
 
 
-def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) -> Tensor:
+def rank_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) -> Tensor:
     """Draw coalitions around rankings of the patches: those where scores and a smooth random field are highest.
 
     Both are scaled to mean 0 and standard deviation 1 over the patches before the field is multiplied by `noise`. Equal
@@ -68,7 +68,7 @@ def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) 
         Boolean, (B, M, N).
 
     >>> scores = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
-    >>> ranked_coalitions(torch.tensor([0, 1, 3]), scores, noise=0.001, seed=0)[0].int().tolist()
+    >>> rank_coalitions(torch.tensor([0, 1, 3]), scores, noise=0.001, seed=0)[0].int().tolist()
     [[0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 1]]
     """
     num_patches = scores.shape[-1]
@@ -145,7 +145,7 @@ def draw_coalitions(fit: Draw, first: int, last: int, scores: Tensor, noise: flo
         keep = shapley_coalitions(index, scores.shape[-1], last, seed, paired=False, power=POWER)
         return keep[:, first:].expand(len(scores), -1, -1)
     numbers = torch.arange(first, last, device=scores.device)
-    return ranked_coalitions(numbers, torch.zeros_like(scores) if fit == "regions" else scores, noise, seed)
+    return rank_coalitions(numbers, torch.zeros_like(scores) if fit == "regions" else scores, noise, seed)
 
 
 @checks_choices

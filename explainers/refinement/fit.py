@@ -140,7 +140,7 @@ def fit_pairs(
         left = project_out(observed, shift)
         seen = basis.left.mT @ left
         beyond = left - basis.left @ seen
-        prior = _centred(to_float64(prior))
+        prior = _subtract_mean(to_float64(prior))
         along = basis.sizes[..., None] * (basis.right @ prior)
         used = ((along @ judged) * (seen @ judged)).sum((1, 2)) > 0  # α ≥ 0
         prior, along = prior * used[:, None, None], along * used[:, None, None]
@@ -184,7 +184,7 @@ def project_out(columns: Tensor, direction: Tensor) -> Tensor:
     return columns - direction[..., None] * (direction[:, None] @ columns)
 
 
-def _centred(prior: Tensor) -> Tensor:
+def _subtract_mean(prior: Tensor) -> Tensor:
     """The prior (B, N, C) minus its mean over the patches; 0 where it is constant but for rounding."""
     centred = prior - prior.mean(1, keepdim=True)
     return centred * (centred.abs().amax(1, keepdim=True) > TINY * prior.abs().amax(1, keepdim=True))

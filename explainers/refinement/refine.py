@@ -64,7 +64,7 @@ def refine(
         fit: how coalitions are drawn and weighed. `ranking`: regions around the ranking of patches that the passes so
             far give. `regions`: coherent regions, see `region_coalitions`. `shapley`: patches one by one; the heatmap
             converges to the Shapley values of the explained score.
-        noise: with `ranking`, how far coalitions deviate from the ranking, see `ranked_coalitions`.
+        noise: with `ranking`, how far coalitions deviate from the ranking, see `rank_coalitions`.
         tolerance: stop when the median standard error of the patches of every image, relative to the standard deviation
             of its heatmap, is below it, see `Refinement.precision`, but not before 64 passes; `None` makes all passes.
         temperature: t of the score of a class that is explained, see `score_functionals`.

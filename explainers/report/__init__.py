@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from explainers import imported_at_use
+from explainers import import_at_use
 
 if TYPE_CHECKING:
     from explainers.report.pictures import Pictures
     from explainers.report.tables import Reference
 
 # Both are for evaluations, which need Lightning; `overlays` does not
-__getattr__ = imported_at_use(
+__getattr__ = import_at_use(
     __name__, {"Pictures": "explainers.report.pictures", "Reference": "explainers.report.tables"}
 )
 

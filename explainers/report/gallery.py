@@ -203,7 +203,7 @@ def _picture(picture: Picture, explainers: list[str]) -> dict[str, Any]:
 def _heatmaps(by_class: Mapping[str, Tensor], classes: Iterable[str], signed: bool | None) -> dict[str, Any]:
     if signed is None:
         signed = any(colour_scale(heatmap).signed for heatmap in by_class.values())
-    return {"signed": signed, "maps": [_quantised(by_class.get(each), signed) for each in classes]}
+    return {"signed": signed, "maps": [_quantise(by_class.get(each), signed) for each in classes]}
 
 
 def _url(image: Image.Image, kind: str) -> str:
@@ -212,7 +212,7 @@ def _url(image: Image.Image, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _quantised(heatmap: Tensor | None, signed: bool) -> str | None:
+def _quantise(heatmap: Tensor | None, signed: bool) -> str | None:
     """The shades of `overlays`, −127 to 127 for the full colours: base64 of signed bytes, row by row."""
     if heatmap is None:
         return None

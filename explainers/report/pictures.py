@@ -72,12 +72,12 @@ class Pictures(Callback):
     ) -> None:
         if not outputs or "logits" not in outputs:
             return
-        chosen = torch.isin(batch["index"].cpu(), self._chosen(trainer)).nonzero().flatten()
+        chosen = torch.isin(batch["index"].cpu(), self._choose_indices(trainer)).nonzero().flatten()
         if len(chosen):
             with trainer.precision_plugin.forward_context():  # Lightning sets it in test_step, not in callbacks
                 self._collect(pl_module, {key: value[chosen] for key, value in batch.items()}, outputs, chosen)
 
-    def _chosen(self, trainer: Any) -> Tensor:
+    def _choose_indices(self, trainer: Any) -> Tensor:
         """Indices of the images, evenly spaced, so that a test set that is sorted by class gives different classes."""
         batches, size = sum(trainer.num_test_batches), trainer.datamodule.size("test")
         size = min(size, batches * trainer.datamodule.eval_batch_size * trainer.world_size)
@@ -86,7 +86,7 @@ class Pictures(Callback):
     def _collect(self, module: Any, batch: Mapping[str, Tensor], outputs: Any, chosen: Tensor) -> None:
         """Keep images of a batch, with the heatmaps of all classes."""
         probabilities, own = outputs["logits"][chosen].softmax(-1), outputs["classes"][chosen]
-        classes = self._explained(probabilities, own)
+        classes = self._choose_classes(probabilities, own)
         entries = {"image": batch["image"], "label": batch["label"], "classes": classes}
         entries |= {"truth": batch["truth"]} if "truth" in batch else {}
         entries["probabilities"] = probabilities.gather(-1, classes)
@@ -105,7 +105,7 @@ class Pictures(Callback):
             rows = self.rows.setdefault(key, {})
             rows |= dict(zip(batch["index"].tolist(), values.cpu().unbind(0), strict=True))
 
-    def _explained(self, probabilities: Tensor, own: Tensor) -> Tensor:
+    def _choose_classes(self, probabilities: Tensor, own: Tensor) -> Tensor:
         """The explained classes (B, C) of images, from probabilities (B, K) and the class of the metrics (B,)."""
         if isinstance(self.classes, int):
             others = probabilities.scatter(-1, own[:, None], -1)

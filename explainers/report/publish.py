@@ -79,7 +79,7 @@ def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[
     paths = [picture_file(Path(path).parent, task) for path in files]
     pictures: list[Picture] = []
     for file, path in zip(files, paths, strict=True):
-        more = _shown(file, path, task, list(results[task])) if path.exists() else []
+        more = _select_pictures(file, path, task, list(results[task])) if path.exists() else []
         if not more:
             continue
         if not pictures:
@@ -93,7 +93,7 @@ def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[
     return pictures
 
 
-def _shown(file: str | Path, path: Path, task: str, explainers: list[str]) -> list[Picture]:
+def _select_pictures(file: str | Path, path: Path, task: str, explainers: list[str]) -> list[Picture]:
     """The pictures beside a results file; heatmaps of other settings than the numbers are left out, which is printed.
 
     There are such heatmaps after numbers were measured again without pictures.

@@ -92,7 +92,7 @@ def rows(results: Results, titles: Mapping[str, str], reference: Reference | Non
         for column in columns:
             row[titles[column]] = _cell(numbers, column)
             if reference and column in published:
-                row[reference.title(titles[column])] = _printed(reference.value(task, name, column))
+                row[reference.title(titles[column])] = _format_value(reference.value(task, name, column))
         table.append(row)
     return table
 
@@ -107,7 +107,7 @@ def _cell(numbers: Mapping[str, Any], column: str) -> str:
     return f"{numbers[column]:.1f}" if column == "images_per_second" else f"{numbers[column]:.3f}"
 
 
-def _printed(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     """Format a published value with two decimals, or with three if it has three."""
     if value is None:
         return "–"

@@ -74,15 +74,15 @@ class ResultsFile:
         known = {} if fresh else earlier.get("settings", {})
         now = {
             task: {
-                "shared": settings_of(task, config, hashes, data.get(task, {}), processes),
-                "explainers": explainers_of(task, config, hashes),
+                "shared": list_settings(task, config, hashes, data.get(task, {}), processes),
+                "explainers": list_explainers(task, config, hashes),
             }
             for task in config["tasks"]
         }
         self.changed: dict[str, str] = {}
         self.kept: dict[str, list[str]] = {}
         for task, rows in earlier.get("results", {}).items():
-            names = self._unchanged(task, list(rows), known[task], now.get(task)) if task in known else []
+            names = self._find_unchanged(task, list(rows), known[task], now.get(task)) if task in known else []
             self.kept |= {task: names} if names else {}
         kept = list(self.kept)
         if any(rows.keys() - self.kept.get(task, ()) for task, rows in earlier.get("results", {}).items()):
@@ -103,7 +103,7 @@ class ResultsFile:
         }
         self.scores = load_scores(path, rows)
 
-    def _unchanged(self, task: str, rows: list[str], earlier: Any, now: Any) -> list[str]:
+    def _find_unchanged(self, task: str, rows: list[str], earlier: Any, now: Any) -> list[str]:
         """The explainers of a task whose numbers are kept: all if this command does not measure the task."""
         if now is None:
             return rows
@@ -169,7 +169,7 @@ class ResultsFile:
         write_atomically(self.path, json.dumps(self.content, indent=2))
 
 
-def settings_of(
+def list_settings(
     task: str, config: Mapping[str, Any], hashes: Mapping[str, str], data: Mapping[str, Any], processes: int = 1
 ) -> dict[str, Any]:
     """The settings that all numbers of a task depend on, for every explainer.
@@ -180,7 +180,7 @@ def settings_of(
 
     >>> config = {"name": "run", "data_dir": "/disk", "target": {"head": "a/head.safetensors"}, "seed": 0}
     >>> config["tasks"] = {"pets": {"data": {"root": "/disk/pets", "batch_size": 8}, "target": None}, "cars": {}}
-    >>> settings_of("pets", config, hashes={"a/head.safetensors": "5d41"}, data={"images": 12})
+    >>> list_settings("pets", config, hashes={"a/head.safetensors": "5d41"}, data={"images": 12})
     {'target': {'head': '5d41'}, 'seed': 0, 'task': {'target': None}, 'data': {'images': 12, 'batch_size': 8}}
 
     Args:
@@ -195,20 +195,20 @@ def settings_of(
     loader = own.pop("data", None) or {}
     batches = {key: loader[key] for key in BATCHES if key in loader}
     reference = (config.get("evaluation") or {}).get("reference")
-    compared = {"reference": explainers_of(task, config, hashes).get(reference)} if reference else {}
-    settings = {"task": _reduced(own, config, hashes, "task"), "data": {**data, **batches}}
+    compared = {"reference": list_explainers(task, config, hashes).get(reference)} if reference else {}
+    settings = {"task": _reduce(own, config, hashes, "task"), "data": {**data, **batches}}
     trainer = config.get("trainer") or {}
     limit = trainer.get("limit_test_batches")
     whole = limit is None or isinstance(limit, float) and limit == 1  # 1.0 is all batches, 1 is a single one
     divided = {} if whole and not trainer.get("fast_dev_run") else {"processes": processes}
-    return {**_reduced(shared, config, hashes), **settings, **compared, **divided}
+    return {**_reduce(shared, config, hashes), **settings, **compared, **divided}
 
 
-def explainers_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of each explainer of a task, learned ones and methods, in their order; see `settings_of`.
+def list_explainers(task: str, config: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of each explainer of a task, learned ones and methods, in their order; see `list_settings`.
 
     >>> config = {"explainers": {"tve": {"hops": [1]}}, "methods": [{"RISE": {"masks": 8}}], "tasks": {"pets": {}}}
-    >>> explainers_of("pets", config, {})
+    >>> list_explainers("pets", config, {})
     {'tve': {'hops': [1]}, 'RISE(masks=8)': {'RISE': {'masks': 8}}}
     """
     own = config["tasks"][task].get("explainers") or {}
@@ -216,7 +216,7 @@ def explainers_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str
     nodes |= {name: [None, node] for name, node in own.items() if name not in nodes}
     methods = {label: {name: options} for label, (name, options) in label_methods(config.get("methods") or ()).items()}
     check_distinct(**{"explainers and methods": [*nodes, *methods]})
-    return {name: _reduced(node, config, hashes, f"explainers.{name}") for name, node in (nodes | methods).items()}
+    return {name: _reduce(node, config, hashes, f"explainers.{name}") for name, node in (nodes | methods).items()}
 
 
 def row_keys(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -230,14 +230,14 @@ def row_keys(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
-def _reduced(node: Any, config: Mapping[str, Any], hashes: Mapping[str, str], path: str = "") -> Any:
+def _reduce(node: Any, config: Mapping[str, Any], hashes: Mapping[str, str], path: str = "") -> Any:
     """A part of the config without keys that change no number; paths of files are replaced by hashes."""
     if isinstance(node, Mapping):
         within = {name: f"{path}.{name}".lstrip(".") for name in node}
         kept = [name for name in node if name not in WITHOUT_EFFECT and within[name] not in NOT_MEASURED]
-        return {name: _reduced(node[name], config, hashes, within[name]) for name in kept}
+        return {name: _reduce(node[name], config, hashes, within[name]) for name in kept}
     if isinstance(node, Sequence) and not isinstance(node, str):
-        return [_reduced(item, config, hashes, path) for item in node]
+        return [_reduce(item, config, hashes, path) for item in node]
     if isinstance(node, str):
         roots = tuple(f"{config[key].rstrip('/')}/" for key in ("data_dir", "cache_dir") if config.get(key))
         return hashes.get(node, next((node.removeprefix(root) for root in roots if node.startswith(root)), node))
@@ -247,6 +247,6 @@ def _reduced(node: Any, config: Mapping[str, Any], hashes: Mapping[str, str], pa
 def hash_files(config: Mapping[str, Any]) -> dict[str, str]:
     """Path → SHA-256 of every file in the config that numbers depend on; of data sets, their own fingerprints count."""
     placed = {**config, "data_dir": None, "cache_dir": None}
-    settings = [[settings_of(task, placed, {}, {}), explainers_of(task, placed, {})] for task in config["tasks"]]
+    settings = [[list_settings(task, placed, {}, {}), list_explainers(task, placed, {})] for task in config["tasks"]]
     paths = sorted({text for _, text in leaves(settings) if isinstance(text, str) and os.path.isfile(text)})
     return dict(zip(paths, file_hashes(paths), strict=True))

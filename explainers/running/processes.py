@@ -56,7 +56,7 @@ def count_all_processes(trainer: Mapping[str, Any]) -> int:
     return count_processes(trainer) * trainer.get("num_nodes", 1)
 
 
-def check_number_of_images(trainer: DictConfig, data: Any, split: str) -> None:
+def check_image_count(trainer: DictConfig, data: Any, split: str) -> None:
     """Raise an InputError if a split of `data` has fewer images than there are processes to measure them."""
     processes = count_all_processes(trainer)
     if processes > 1 and data.size(split) < processes:

@@ -20,7 +20,7 @@ from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.fetching import is_in_timm, similar_targets
 from explainers.models.removal import supports_drop
-from explainers.training.trunk import default_blocks, spaced_blocks
+from explainers.training.trunk import default_blocks, space_blocks
 from explainers.transformer.direct_paths import default_direct
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -128,7 +128,7 @@ def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
         "image_size": target.grid.image_size,
         "patch_size": target.grid.patch_size,
         "blocks": default_blocks(target),
-        "four_blocks": spaced_blocks(target, 4),
+        "four_blocks": space_blocks(target, 4),
         "direct": direct,
         "removals": ["zero", "black", *["drop"] * supports_drop(target)],
         "functionals": functionals,

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
-from explainers.saved.files import atomic, shared_by_all
+from explainers.saved.files import atomic, is_shared
 
 
 def build_all(group: DictConfig | None) -> list[Any]:
@@ -130,7 +130,7 @@ class CheckSharedFolder(Callback):
             return
         strategy: Any = trainer.strategy
         same = strategy.reduce_boolean_decision(strategy.broadcast(self.step) == self.step)
-        if not shared_by_all(self.folder, strategy) or not same:
+        if not is_shared(self.folder, strategy) or not same:
             raise InputError(
                 f"expected a folder that all machines share, got {self.folder}, where one machine does not see the"
                 " files of another: start the command in a folder of a shared file system, or set hydra.run.dir to one"

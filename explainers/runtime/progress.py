@@ -106,7 +106,7 @@ def watching(watcher: Callable[[int], object]) -> Iterator[None]:
 
 
 @contextmanager
-def progress_of_passes(name: str, passes: int) -> Iterator[None]:
+def show_passes(name: str, passes: int) -> Iterator[None]:
     """Show after two seconds how many forward passes are made, unless somebody else is `watching`.
 
     Args:

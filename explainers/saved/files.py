@@ -113,7 +113,7 @@ def write_atomically(path: Path, text: str) -> None:
             unfinished.write_text(text)
 
 
-def shared_by_all(folder: Path, strategy: Any) -> bool:
+def is_shared(folder: Path, strategy: Any) -> bool:
     """Whether all processes, connected by a strategy of Lightning, see what process 0 writes to a folder.
 
     Every process has to call this function. The folder is created if missing.
@@ -140,7 +140,7 @@ def file_hashes(paths: Sequence[str | Path]) -> list[str]:
     True
     """
     stamps = [_stamp(Path(path)) for path in paths]
-    known = _remembered(stamps)
+    known = _read_hashes(stamps)
     new = [stamp for stamp in dict.fromkeys(stamps) if stamp not in known]
     hashes = {}
     with ThreadPoolExecutor() as threads, progress("hashing files", len(new), "file", delay=2) as bar:
@@ -175,7 +175,7 @@ def _memory() -> sqlite3.Connection:
     return memory
 
 
-def _remembered(stamps: Sequence[Stamp]) -> dict[Stamp, str]:
+def _read_hashes(stamps: Sequence[Stamp]) -> dict[Stamp, str]:
     """Return the stored hashes of unchanged files; none if the cache folder is not writable."""
     keys = [printable(path) for path, *_ in stamps]
     try:

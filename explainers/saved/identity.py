@@ -135,13 +135,13 @@ def recipe(instance: object, without: Collection[str] = ()) -> Identity:
                 f"expected {type(instance).__name__} to keep its argument {name}, because what it computes depends on"
                 f" it: add self.{name} = {name}"
             )
-        described[name] = _described(getattr(instance, name))
+        described[name] = _describe(getattr(instance, name))
     return described
 
 
-def _described(value: Any) -> Any:
+def _describe(value: Any) -> Any:
     if hasattr(value, "identity"):
         return value.identity()
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _described(getattr(value, field.name)) for field in fields(value) if field.compare}
+        return {field.name: _describe(getattr(value, field.name)) for field in fields(value) if field.compare}
     return _plain(value)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from explainers import imported_at_use
+from explainers import import_at_use
 from explainers.shapley.kernel_shap import KernelSHAP, ShapleyLabels
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.shapley.shapley import Shapley, ShapleyLoss
@@ -10,7 +10,7 @@ from explainers.shapley.shapley import Shapley, ShapleyLoss
 if TYPE_CHECKING:
     from explainers.shapley.surrogate import Surrogate
 
-__getattr__ = imported_at_use(__name__, {"Surrogate": "explainers.shapley.surrogate"})  # it needs Lightning
+__getattr__ = import_at_use(__name__, {"Surrogate": "explainers.shapley.surrogate"})  # it needs Lightning
 
 __all__ = [
     "FastSHAPNetwork",

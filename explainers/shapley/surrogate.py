@@ -58,7 +58,7 @@ class Surrogate(TrainingModule):
         return self.target(images)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        loss = self.loss(self.augmented(batch), self.current_epoch)
+        loss = self.loss(self.augment_images(batch), self.current_epoch)
         self.log("train/loss", loss, batch_size=len(batch["index"]))
         return loss
 

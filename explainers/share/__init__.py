@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from explainers import imported_at_use
+from explainers import import_at_use
 from explainers.share.catalogue import available
 
 if TYPE_CHECKING:
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from explainers.share.views import NormalisedModel
 
 # They need torch, which takes seconds; `explainers list` needs `available` alone
-__getattr__ = imported_at_use(
+__getattr__ = import_at_use(
     __name__,
     {
         "NormalisedModel": "explainers.share.views",

@@ -103,7 +103,7 @@ class Pretrained:
         for name, text in self.record.items():
             write_atomically(folder / name, text)
         what = (type(self).__doc__ or "").partition("\n")[0]
-        versions = _parsed(self.record.get("versions.json", "{}"))
+        versions = _parse(self.record.get("versions.json", "{}"))
         card = model_card(type(self).__name__, what, read_header(path), versions, table, license)
         write_atomically(folder / CARD, card)
         return folder
@@ -167,7 +167,7 @@ def load(
     """
     file = _file(source, revision)
     header = read_header(file)
-    kind = _learned(header.get("class"), file)
+    kind = _find_class(header.get("class"), file)
     learned = issubclass(kind, Pretrained)
     try:
         grid = PatchGrid(**_plain(header.get("grid"), f"{file}: grid"), differs=True)
@@ -198,7 +198,7 @@ def _file(source: str | Path, revision: str | None) -> Path:
     known = shipped(source) if isinstance(source, str) and not on_hub else None
     path = download_repository(str(source), revision) if on_hub else Path(source) if known is None else known.folder
     if path.is_file() or path.is_symlink():
-        return _checked(path)
+        return _check_file(path)
     if not path.is_dir():
         names = ", ".join(dict.fromkeys(each.name for each in available()))
         raise InputError(
@@ -212,10 +212,10 @@ def _file(source: str | Path, revision: str | None) -> Path:
             f"expected a trained explainer in {path}, got no {' or '.join(WEIGHTS)}: a run that has not ended goes on"
             " with its command"
         )
-    return _checked(files[0])
+    return _check_file(files[0])
 
 
-def _checked(path: Path) -> Path:
+def _check_file(path: Path) -> Path:
     """The path of a file that is not a link to another place: `save_pretrained` would give that away."""
     folder, file = path.parent.resolve(), path.resolve()
     if file.parent != folder and file.parent != folder.parent.parent / "blobs":  # of the Hub's cache
@@ -239,7 +239,7 @@ def read_text(path: Path, expected: str) -> str:
     """Read a small text file beside weights, which may be given away with them."""
     if not path.is_file():
         raise InputError(f"expected {expected} at {path}, got no file: give the folder of another run")
-    if _checked(path).stat().st_size > 2**18:
+    if _check_file(path).stat().st_size > 2**18:
         raise InputError(f"expected {expected} at {path}, got {path.stat().st_size} bytes: delete it")
     try:
         return path.read_text(encoding="utf-8")
@@ -252,7 +252,7 @@ def _record(folder: Path) -> dict[str, str]:
     return {name: read_text(folder / name, "the record of a run") for name in RECORD if (folder / name).exists()}
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     """The content of versions.json; empty if it is not what a run writes."""
     try:
         content = json.loads(text)
@@ -261,11 +261,11 @@ def _parsed(text: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _learned(name: Any, file: Path) -> Any:
+def _find_class(name: Any, file: Path) -> Any:
     """The class of `LEARNED` that a header names."""
     if not isinstance(name, str) or name not in LEARNED:
         raise InputError(
-            f"expected one of {', '.join(LEARNED)} as the class in {file}, got {_shown(name)}: give another file"
+            f"expected one of {', '.join(LEARNED)} as the class in {file}, got {_quote(name)}: give another file"
         )
     try:
         return getattr(import_module(LEARNED[name]), name)
@@ -280,7 +280,7 @@ def _network(kind: Any, named: dict[str, Any], file: Path) -> Any:
     name = named.get("class")
     if name not in networks:
         raise InputError(
-            f"expected {' or '.join(networks)} as the network in {file}, got {_shown(name)}: give your own network, as"
+            f"expected {' or '.join(networks)} as the network in {file}, got {_quote(name)}: give your own network, as"
             " in load(..., network=MyNetwork)"
         )
     not_in_headers = {"target", "grid", *getattr(networks[name], "initial", ())}
@@ -299,19 +299,19 @@ def _settings(kind: Any, header: Identity, file: Path) -> dict[str, Any]:
 
 def _check_known(names: set[str], known: set[str], file: Path) -> None:
     for name in sorted(names - known):
-        raise InputError(f"{file}: expected settings {', '.join(sorted(known))}, got {_shown(name)}: give another file")
+        raise InputError(f"{file}: expected settings {', '.join(sorted(known))}, got {_quote(name)}: give another file")
 
 
 def _plain(settings: Any, where: str) -> dict[str, Any]:
     """Settings of a header without their class, which are numbers, words or lists of them."""
     if not isinstance(settings, dict):
-        raise InputError(f"{where}: expected settings, got {_shown(settings)}: give another file")
+        raise InputError(f"{where}: expected settings, got {_quote(settings)}: give another file")
     for name, value in settings.items():
         for each in value if isinstance(value, list) and len(value) <= LARGEST else [value]:
             word = isinstance(each, str) and re.fullmatch(r"[\w.-]{0,100}", each)
             number = isinstance(each, int | float) and (abs(each) <= LARGEST or each == float("inf"))
             if not word and not number and each is not None:
-                raise InputError(f"{where}: expected a number or a word for {_shown(name)}, got {_shown(each)}")
+                raise InputError(f"{where}: expected a number or a word for {_quote(name)}, got {_quote(each)}")
     return {name: value for name, value in settings.items() if name != "class"}
 
 
@@ -320,7 +320,7 @@ def _model(header: Identity, grid: PatchGrid, file: Path, pretrained: bool) -> T
     name = header.get("model")
     advice = "give the model, as in load(..., target=TargetModel(...))"
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}", name) or not is_in_timm(name):
-        raise InputError(f"expected the name of a model of timm in {file}, got {_shown(name)}: {advice}")
+        raise InputError(f"expected the name of a model of timm in {file}, got {_quote(name)}: {advice}")
     config = timm.get_pretrained_cfg(name)
     resized = config is not None and config.input_size[-1] != grid.image_size and "patch" in name
     try:
@@ -330,7 +330,7 @@ def _model(header: Identity, grid: PatchGrid, file: Path, pretrained: bool) -> T
     return TargetModel(model).eval()
 
 
-def _shown(value: Any) -> str:
+def _quote(value: Any) -> str:
     """A value of a header for a message; line breaks and control characters are escaped."""
     shown = ascii(value)
     return f"{shown[:80]}{'...' * (len(shown) > 80)}"

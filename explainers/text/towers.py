@@ -38,7 +38,7 @@ def text_tower(target: TargetModel, model: str | None = None, pretrained: str | 
         InputError: if no tower, or several, follow from timm's names, or if image and text tower are not of one model.
     """
     if model is None or pretrained is None:
-        towers = towers_of(target)
+        towers = list_towers(target)
         if model is not None:
             towers = [tower for tower in towers if tower.model == model]
         if pretrained is not None:
@@ -50,7 +50,7 @@ def text_tower(target: TargetModel, model: str | None = None, pretrained: str | 
     return TextTower(model, pretrained)
 
 
-def towers_of(target: TargetModel) -> list[TextTower]:
+def list_towers(target: TargetModel) -> list[TextTower]:
     """Text towers that were trained with an image tower, as far as timm's names tell.
 
     They are those whose weights open_clip has from the same page of the Hugging Face Hub; else those of the same
@@ -64,7 +64,7 @@ def towers_of(target: TargetModel) -> list[TextTower]:
     if not known:
         own = tag.removeprefix("v2_").removesuffix("_i18n").replace("_", "")
         alike = [tower for tower in named if own and tower.pretrained.replace("_", "").startswith(own)]
-        known = [tower for tower in alike if _may_be_of(target, tower.model)]
+        known = [tower for tower in alike if _may_belong_to(target, tower.model)]
     image = computes_quick_gelu(target.backbone)  # so do weights of which open_clip does not say it
     known = [t for t in known if _quick_gelu(t.model) == bool(_weights_config(t).get("quick_gelu", image))]
     return [tower for tower in known if tower.pretrained == tag] or known
@@ -88,7 +88,7 @@ def check_towers(target: TargetModel, tower: TextTower) -> None:
         )
     _check_width(target, model)
     _check_activation(target, tower)
-    known = towers_of(target)
+    known = list_towers(target)
     if known and weights in tags and tower not in known:
         raise InputError(
             f"expected the text tower of {target.timm_name}, which is {' '.join(known[0])}, got {model} {weights}:"
@@ -165,7 +165,7 @@ def _has_layout(target: TargetModel, model: str) -> bool:
     return own == (vision["layers"], vision["width"], vision["patch_size"])
 
 
-def _may_be_of(target: TargetModel, model: str) -> bool:
+def _may_belong_to(target: TargetModel, model: str) -> bool:
     """Whether a target may be the image tower of a model of open_clip: by layout, image size, language and version."""
     config = require_open_clip().get_model_config(model)
     tag = target.backbone.pretrained_cfg.get("tag") or ""
@@ -177,7 +177,7 @@ def _may_be_of(target: TargetModel, model: str) -> bool:
 
 def _ambiguous(target: TargetModel, towers: list[TextTower]) -> InputError:
     """The error where no text tower follows, or several."""
-    alike = [name for name in require_open_clip().list_models() if _may_be_of(target, name)]
+    alike = [name for name in require_open_clip().list_models() if _may_belong_to(target, name)]
     listed = " or ".join(" ".join(tower) for tower in towers)
     advice = listed or f"models of its layout are {', '.join(alike) or 'none'}"
     return InputError(

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from explainers import imported_at_use
+from explainers import import_at_use
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import warmup_cosine, warmup_linear
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from explainers.training.classifier import Classifier
     from explainers.training.training_module import ExplainerTraining, TrainingModule
 
-__getattr__ = imported_at_use(
+__getattr__ = import_at_use(
     __name__,
     {
         "Classifier": "explainers.training.classifier",

@@ -100,7 +100,7 @@ class Classifier(TrainingModule):
         return F.cross_entropy(logits, labels)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        loss = self._loss(self._logits(self.augmented(batch)), batch["label"])
+        loss = self._loss(self._logits(self.augment_images(batch)), batch["label"])
         self.log("train/loss", loss)
         return loss
 

@@ -183,7 +183,7 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         self.eval()
 
 
-def of_all_processes(values: Tensor) -> Tensor:
+def gather_processes(values: Tensor) -> Tensor:
     """Gather a tensor of all processes, with a new first dimension; in a single process, the tensor itself."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return values

@@ -18,7 +18,7 @@ from explainers.metrics.means import Ratios
 from explainers.sampling import stream, uniform
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import check_finite, check_identity, first_not_finite
-from explainers.training.network_explainer import NetworkExplainer, of_all_processes
+from explainers.training.network_explainer import NetworkExplainer, gather_processes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Loss, Source, complete
 from explainers.training.state_dicts import check_alike, part
@@ -100,7 +100,7 @@ class TrainingModule(LightningModule):
             self.get_submodule(name).eval()
         return self
 
-    def augmented(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def augment_images(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the training batch with random crops of its images, drawn again in every epoch.
 
         Args:
@@ -143,7 +143,7 @@ class TrainingModule(LightningModule):
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         own = torch.stack([self.step_loss.float(), norm.to(self.step_loss.device, torch.float)])
         self.step_loss = torch.zeros_like(self.step_loss)
-        loss, length = of_all_processes(own).view(-1, 2).mean(0).tolist()
+        loss, length = gather_processes(own).view(-1, 2).mean(0).tolist()
         if not math.isfinite(loss) or not scaled and not math.isfinite(length):
             got = f"a loss of {loss:.3g} and a gradient norm of {length:.3g} in step {self.global_step + 1}"
             raise InputError(f"expected a finite loss and finite gradients, got {got}{self._advice()}")
@@ -265,7 +265,7 @@ class ExplainerTraining(TrainingModule):
         self.train()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        rows = complete(self.augmented(batch), self.sources, self.current_epoch)
+        rows = complete(self.augment_images(batch), self.sources, self.current_epoch)
         if not self.calibrated and self.global_step == 0:
             self.explainer.calibrate(rows, self.loss)
             self.calibrated = True

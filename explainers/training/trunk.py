@@ -38,19 +38,19 @@ def on_grid(feature_map: Tensor, side: int) -> Tensor:
 
 
 def default_blocks(target: TargetModel) -> list[int]:
-    """Return the blocks that a light network reads by default: all of up to 12, `spaced_blocks(target, 6)` of more."""
+    """Return the blocks that a light network reads by default: all of up to 12, `space_blocks(target, 6)` of more."""
     count = len(list(getattr(target.backbone, "feature_info", [])))
-    return spaced_blocks(target, count if count <= 12 else 6)
+    return space_blocks(target, count if count <= 12 else 6)
 
 
-def spaced_blocks(target: TargetModel, count: int) -> list[int]:
+def space_blocks(target: TargetModel, count: int) -> list[int]:
     """Return `count` evenly spaced blocks of a transformer with the last one, as timm's `forward_intermediates` numbers
     them; of a model whose maps have several sizes, such as a Swin or ResNet, the last three stages.
 
     >>> import timm
-    >>> spaced_blocks(TargetModel(timm.create_model("test_resnet", num_classes=2)), count=4)
+    >>> space_blocks(TargetModel(timm.create_model("test_resnet", num_classes=2)), count=4)
     [2, 3, 4]
-    >>> spaced_blocks(TargetModel(timm.create_model("test_vit", num_classes=2)), count=4)
+    >>> space_blocks(TargetModel(timm.create_model("test_vit", num_classes=2)), count=4)
     [1, 2, 3, 5]
     """
     stages = list(range(len(list(getattr(target.backbone, "feature_info", [])))))

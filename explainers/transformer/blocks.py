@@ -26,12 +26,12 @@ Features = Literal["attention", "norm"]
 
 def is_transformer(target: TargetModel) -> bool:
     """Whether a target has the blocks that `find_blocks` returns."""
-    return bool(_known_blocks(target.backbone))
+    return bool(_find_known_blocks(target.backbone))
 
 
 def find_blocks(target: TargetModel) -> list[nn.Module]:
     """Return the transformer blocks of a target, from input to output; an UnsupportedModel if it has none."""
-    blocks = _known_blocks(target.backbone)
+    blocks = _find_known_blocks(target.backbone)
     if not blocks:
         raise UnsupportedModel(
             "a transformer with blocks of attention and MLP that normalise their inputs",
@@ -42,7 +42,7 @@ def find_blocks(target: TargetModel) -> list[nn.Module]:
     return blocks
 
 
-def _known_blocks(backbone: Any) -> list[nn.Module]:
+def _find_known_blocks(backbone: Any) -> list[nn.Module]:
     """Return the blocks of a transformer; none for other models."""
     stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]

@@ -217,12 +217,12 @@ def record_pass(
     (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
     """
     record = Record(range(len(find_blocks(target))), rules or Rules(), attention, biases, start, norms)
-    with gradients_of_inputs(target), check_gradients(target, (record.rules, start)), attach_record(record, target):
+    with record_input_gradients(target), check_gradients(target, (record.rules, start)), attach_record(record, target):
         yield record
 
 
 @contextmanager
-def gradients_of_inputs(target: TargetModel) -> Iterator[None]:
+def record_input_gradients(target: TargetModel) -> Iterator[None]:
     """Record the graph of what runs inside this context, without weights; on exit, restore the flags of the target."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -295,5 +295,5 @@ def record_heads(
     With `gradients`, record the graph from block `start` on, for gradients of `mixed` under the `rules`.
     """
     record = HeadsRecord(target, start, rules or Rules())
-    with gradients_of_inputs(target) if gradients else torch.no_grad(), attach_record(record, target):
+    with record_input_gradients(target) if gradients else torch.no_grad(), attach_record(record, target):
         yield record

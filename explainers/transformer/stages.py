@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from explainers.errors import UnsupportedModel
 from explainers.models import TargetModel
 from explainers.models.gradients import check_gradients
-from explainers.transformer.recording import Record, gradients_of_inputs
+from explainers.transformer.recording import Record, record_input_gradients
 from explainers.transformer.rules import Rules
 
 
@@ -56,7 +56,7 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
         return passed_on.clone()  # the next layer may change it in place
 
     with ExitStack() as stack:
-        stack.enter_context(gradients_of_inputs(target))
+        stack.enter_context(record_input_gradients(target))
         stack.enter_context(check_gradients(target, ("stages", start)))
         for number, stage in list(enumerate(find_stages(target)))[start:]:
             stack.callback(stage.register_forward_hook(partial(leave, number)).remove)

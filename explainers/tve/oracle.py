@@ -54,7 +54,7 @@ class Oracle(nn.Module):
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         self.grid.check(images)
         classes = validate_classes(classes, images, self.target.num_classes)
-        meta = self.meta(images) if self.cache_dir is None else self._cached(images, self.cache_dir)
+        meta = self.meta(images) if self.cache_dir is None else self._load_or_compute(images, self.cache_dir)
         heatmaps = transfer(self.target.classify, meta, classes=classes)  # (B, N)
         return heatmaps.unflatten(-1, (self.grid.side, -1))
 
@@ -71,7 +71,7 @@ class Oracle(nn.Module):
         precision = torch.get_autocast_dtype(device.type) if autocast else self.target.mean.dtype
         return json.dumps(own | {"precision": str(precision)})
 
-    def _cached(self, images: Tensor, cache_dir: Path) -> Tensor:
+    def _load_or_compute(self, images: Tensor, cache_dir: Path) -> Tensor:
         """The result of `meta`, from a cache with one file per image, named by its content; computes missing files."""
         key = self.key(images.device).encode()
         names = [hashlib.sha256(key + image.cpu().numpy().tobytes()).hexdigest()[:32] for image in images]

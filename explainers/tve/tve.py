@@ -12,7 +12,7 @@ from explainers.masking import PatchGrid, check_hops, masked_forward, neighbourh
 from explainers.models import TargetModel
 from explainers.sampling import random_patches, stream, uniform
 from explainers.saved.identity import Identity, recipe
-from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, of_all_processes
+from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
 from explainers.training.sources import MeanLoss, network_inputs
 from explainers.training.trunk import Trunk, small_linear
 from explainers.tve.paper_network import PaperNetwork
@@ -254,7 +254,7 @@ class TVE(NetworkExplainer):
         embeddings = self._embeddings(rows)
         meta = self.predict(rows).float()
         with torch.autocast(images.device.type, enabled=False):  # attributions are small differences of logits
-            heatmaps = [self._transferred(head, meta, head(embeddings.float()).argmax(-1)) for head in heads]
+            heatmaps = [self._transfer(head, meta, head(embeddings.float()).argmax(-1)) for head in heads]
         return torch.stack(heatmaps, 1)
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
@@ -269,7 +269,7 @@ class TVE(NetworkExplainer):
         if not self.untrained:
             return
         own = {name: rows[name] for name in ("meta", "embedding") if name in rows}
-        gathered = {name: of_all_processes(row).view(-1, *row.shape[1:]) for name, row in own.items()}
+        gathered = {name: gather_processes(row).view(-1, *row.shape[1:]) for name, row in own.items()}
         self.network.calibrate(**gathered)
 
     def validation_metrics(self) -> dict[str, Any]:
@@ -287,9 +287,9 @@ class TVE(NetworkExplainer):
         metrics["theorem1"].update(*log_probabilities)
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
-        return self._transferred(self.target.classify, predicted, classes)
+        return self._transfer(self.target.classify, predicted, classes)
 
-    def _transferred(self, head: Callable[[Tensor], Tensor], meta: Tensor, classes: Tensor | None) -> Tensor:
+    def _transfer(self, head: Callable[[Tensor], Tensor], meta: Tensor, classes: Tensor | None) -> Tensor:
         """Meta-attributions (B, N, 2, D) → heatmaps of `classes` (B,): (B, P, P); or of every class: (B, K, P, P)."""
         heatmaps = transfer(head, meta, self.h_weight, self.score, classes).unflatten(-1, (self.grid.side, -1))
         if self.pooling > 1:

@@ -29,7 +29,7 @@ from explainers.vectors.lambda_sweep import (
     read_point,
     report,
     restorations,
-    restored,
+    restore_projection,
     sweep_points,
 )
 from explainers.vectors.model_files import (
@@ -140,7 +140,7 @@ class ExplainabilityVector(LightningModule):
         weights = transfer(self.theta_base, self.theta_onto, self.tau(point), *point[:2])
         self.model.target.backbone.load_state_dict(weights)
         head = self.model.target.head
-        head.projection = restored(self.projection, self.restorations.get(point))
+        head.projection = restore_projection(self.projection, self.restorations.get(point))
         head.patch_scale.fill_(self.patch_scale)
         return self.model.target
 

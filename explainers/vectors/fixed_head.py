@@ -79,7 +79,7 @@ class FixedHead(ProjectedHead):
 
 
 @checks_choices
-def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> FixedHead:
+def fix_own_head(target: TargetModel, reading: Reading, patch_scale: float) -> FixedHead:
     """Fix a model's own linear head. Its rows are centred, which changes no probability."""
     if not isinstance(target.head, nn.Linear):
         raise InputError(
@@ -95,7 +95,7 @@ def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> Fixed
 
 
 @checks_choices
-def projected_head(
+def fix_projected_head(
     target: TargetModel, weight: Tensor, normalise: bool, scale: float, reading: Reading, patch_scale: float
 ) -> FixedHead:
     """Fix a head that multiplies a model's embeddings by W, (K, D').

@@ -213,7 +213,7 @@ def restoration(changed: Tensor, unchanged: Tensor, ridge: float = 1.0) -> Tenso
     return (identity + change).to(changed.dtype)
 
 
-def restored(projection: Tensor | None, restoration: Tensor | None) -> Tensor | None:
+def restore_projection(projection: Tensor | None, restoration: Tensor | None) -> Tensor | None:
     """The projection P of a fixed head, `None` for none, for embeddings that are restored first: P R."""
     if restoration is None:
         return projection

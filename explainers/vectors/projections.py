@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset, default_collate
 
 from explainers.errors import InputError, check_positive
-from explainers.images.loading import delivered
+from explainers.images.loading import deliver_batches
 from explainers.models import TargetModel
 from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.text.towers import text_tower
-from explainers.vectors.fixed_head import projected_head
+from explainers.vectors.fixed_head import fix_projected_head
 
 
 def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:
@@ -107,7 +107,7 @@ def some_images(data: Any, split: str, limit: int, batch_size: int = 32) -> Iter
         images, batch_size, num_workers=data.num_workers, collate_fn=_without_corrupt, generator=own_numbers
     )
     readable = 0
-    for batch in delivered(loader, data.num_workers):
+    for batch in deliver_batches(loader, data.num_workers):
         if batch is not None:
             readable += len(batch["image"])
             yield batch
@@ -162,7 +162,7 @@ def print_accuracy(target: TargetModel, data: Any, weight: Tensor, limit: int) -
     if not hasattr(data, "dataset"):
         return print(f"text head: accuracy not measured, because {type(data).__name__} reads no single images")
     embeddings, labels = embedded_images(target, data, "val", limit)
-    head = projected_head(target, weight.to(target.mean.device), True, 1.0, "patch", 1.0).cpu()
+    head = fix_projected_head(target, weight.to(target.mean.device), True, 1.0, "patch", 1.0).cpu()
     accuracy = (head(embeddings).argmax(-1) == labels).float().mean().item()
     chance = 1 / len(weight)
     percent = f"{100 * accuracy:.3g} %"

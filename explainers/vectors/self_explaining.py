@@ -19,12 +19,19 @@ from explainers.models.functionals import score_functionals
 from explainers.models.inputs import check_labels, validate_classes
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
-from explainers.training.network_explainer import of_all_processes
+from explainers.training.network_explainer import gather_processes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.transformer.blocks import find_blocks
-from explainers.vectors.fixed_head import FixedHead, Reading, embed_as_read, own_head, projected_head, select_explained
+from explainers.vectors.fixed_head import (
+    FixedHead,
+    Reading,
+    embed_as_read,
+    fix_own_head,
+    fix_projected_head,
+    select_explained,
+)
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.projections import ProjectionBuilder
 
@@ -131,7 +138,7 @@ class SelfExplaining(TrainingModule):
         grid: the patches that are explained; the embeddings of smaller patches of the model are averaged.
         projection: computes W for the classes of the trainer's datamodule. If the width of W is not the width of the
             embeddings, the model's own head, CLIP's visual projection, is applied before W. `None` fixes the model's
-            own head, see `own_head`.
+            own head, see `fix_own_head`.
         normalise: see `FixedHead`; like `scale`, it has no effect on the model's own head.
         scale: see `FixedHead`.
         reading: see `FixedHead`; `saved` keeps the reading of `weights`, and is `patch` without weights.
@@ -238,10 +245,10 @@ class SelfExplaining(TrainingModule):
         """Build the fixed head: the model's own head, or one for the classes of a datamodule."""
         if self.projection is None:
             self.target.check_classes(list(getattr(data, "classes", ())))
-            return own_head(self.target, self.reading, self.patch_scale)
+            return fix_own_head(self.target, self.reading, self.patch_scale)
         self.target.classes = list(data.classes)
         weight = self.projection(self.target.eval(), data).to(self.device)
-        return projected_head(self.target, weight, self.normalise, self.scale, self.reading, self.patch_scale)
+        return fix_projected_head(self.target, weight, self.normalise, self.scale, self.reading, self.patch_scale)
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W) → heatmaps (B, P, P)."""
@@ -265,7 +272,7 @@ class SelfExplaining(TrainingModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         rows = complete(batch, self.sources, self.current_epoch)
         embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
-        logits, wanted = self.target.classify(embeddings), self._wanted(rows)
+        logits, wanted = self.target.classify(embeddings), self._target_probabilities(rows)
         with torch.autocast(patches.device.type, enabled=False):
             loss = self.alpha * self._predict_loss(logits, wanted, embeddings, rows)
             if self.labels is not None:
@@ -279,7 +286,7 @@ class SelfExplaining(TrainingModule):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         rows = complete(batch, self.sources)
         embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
-        logits, wanted = self.target.classify(embeddings), self._wanted(rows)
+        logits, wanted = self.target.classify(embeddings), self._target_probabilities(rows)
         self.accuracy.update((logits.argmax(-1) == wanted.argmax(-1)).float())
         with torch.autocast(patches.device.type, enabled=False):
             if self.predictions == "embedding":
@@ -321,7 +328,7 @@ class SelfExplaining(TrainingModule):
         attributions = select_explained(self.target.head.attributions(patches, embeddings.float()), rows)
         return (attributions - rows["shapley"]).square().sum(), attributions.numel(), attributions
 
-    def _wanted(self, rows: dict[str, Tensor]) -> Tensor:
+    def _target_probabilities(self, rows: dict[str, Tensor]) -> Tensor:
         """The probabilities to predict, (B, K): 1 for the label, or the teacher's probabilities."""
         if self.predictions != "labels":
             return self.teacher.classify(rows["embedding"]).softmax(-1)
@@ -333,7 +340,7 @@ class SelfExplaining(TrainingModule):
         """Multiply `patch_scale` so that the vectors c_z, which may be 100 times too large, have the labels' size."""
         self.needs_patch_scale = False
         factor = self.labels.unit(rows) / self.target.head.vectors(patches).std()
-        self.target.head.patch_scale *= of_all_processes(factor).mean()
+        self.target.head.patch_scale *= gather_processes(factor).mean()
 
     def provenance(self) -> Identity:
         """Describe the model, for the header of its file."""

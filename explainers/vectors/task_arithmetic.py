@@ -24,14 +24,14 @@ def vector(explaining: State, predicting: State) -> dict[str, Tensor]:
         InputError: if the state dicts are of different architectures, as the other functions here.
     """
     check_alike(explaining, predicting)
-    return {name: explaining[name] - value for name, value in learned(predicting).items()}
+    return {name: explaining[name] - value for name, value in select_learned(predicting).items()}
 
 
-def learned(state: State) -> dict[str, Tensor]:
+def select_learned(state: State) -> dict[str, Tensor]:
     """The part of a state dict that gradients change: no integers, and no running statistics of BatchNorm.
 
     >>> state = {"weight": torch.zeros(1), "running_var": torch.ones(1), "num_batches_tracked": torch.tensor(7)}
-    >>> list(learned(state))
+    >>> list(select_learned(state))
     ['weight']
     """
     statistics = ("running_mean", "running_var")
@@ -57,7 +57,7 @@ def transfer(
         lambda_2: λ₂, the weight of the explainability vector.
     """
     check_alike(base, target)
-    check_alike(learned(target), vector)
+    check_alike(select_learned(target), vector)
     transferred = dict(target)
     for name, difference in vector.items():
         if lambda_1 != 1:

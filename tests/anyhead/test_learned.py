@@ -11,7 +11,7 @@ from toys import VECTORS, batch_of, fit, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher
 from explainers.anyhead.coalition_teacher import RANKED_BY
-from explainers.anyhead.functionals import FunctionalSampler, nearest_others, vocabulary_of
+from explainers.anyhead.functionals import FunctionalSampler, build_vocabulary, nearest_others
 from explainers.errors import InputError
 from explainers.posthoc import build
 from explainers.sampling import stream
@@ -150,8 +150,8 @@ def test_a_backbone_without_a_head_trains(kind, headless, grid, images):
 def test_a_vocabulary_is_a_list_a_file_or_the_classes_of_imagenet(tmp_path):
     file = tmp_path / "words.txt"
     file.write_text("a cat\n\n  a dog \na cat\n", encoding="utf-8")
-    assert vocabulary_of(str(file)) == ["a cat", "a dog"]
-    names = vocabulary_of(None)
+    assert build_vocabulary(str(file)) == ["a cat", "a dog"]
+    names = build_vocabulary(None)
     assert (len(names), names[0]) == (1000, "tench")
 
 

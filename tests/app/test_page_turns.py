@@ -51,7 +51,7 @@ def test_copies_of_slow_methods_give_way_and_compute_the_same(target, image, mon
     for name in slow_methods(target):
         method = build(name, target, target.grid, FEW.get(name))
         waits.clear()
-        with turns.turn_of(method, target) as copied:
+        with turns.take_turn(method, target) as copied:
             assert copied is not method
             torch.testing.assert_close(copied(image, torch.tensor([1])), method(image, torch.tensor([1])))
         assert waits, name
@@ -68,7 +68,7 @@ def test_a_short_computation_does_not_wait_for_slow_ones(target, image):
         LEFT.set(left)
         lefts.append(left)
         started.wait()
-        with pytest.raises(VisitorLeft), turns.turn_of(Slow(target), target) as explainer:
+        with pytest.raises(VisitorLeft), turns.take_turn(Slow(target), target) as explainer:
             explainer(image)
 
     lefts = []

@@ -35,9 +35,9 @@ def test_a_sample_is_a_resized_and_cropped_uint8_image(tmp_path):
     assert dataset.classes == ["bird", "cat", "dog"] and "truth" not in sample
 
 
-def truth_by_pixel(boxes, stored_size, image_size, short_side):
+def truth_by_pixel(boxes, read_stored_size, image_size, short_side):
     """Carry the centre of every pixel of the crop back to the stored image, and look whether a box holds it."""
-    width, height = stored_size
+    width, height = read_stored_size
     scale = short_side / min(width, height)
     new_height, new_width = int(height * scale + 1e-9), int(width * scale + 1e-9)
     top, left = (new_height - image_size) // 2, (new_width - image_size) // 2

@@ -20,8 +20,8 @@ from explainers.images.decoding import (
     decode,
     decode_upload,
     read_image,
+    read_stored_size,
     resize_short_side,
-    stored_size,
 )
 from explainers.images.listing import endings
 
@@ -222,7 +222,7 @@ def test_no_other_program_decodes_a_file(name, tmp_path, monkeypatch):
     """Pillow opens EPS by running Ghostscript, whatever the file is called."""
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_: noise(8, 8).im)
     noise(8, 8).save(tmp_path / name, "EPS")
-    for read in (read_image, decode, stored_size, lambda path: decode_upload(name, path.read_bytes(), 100)):
+    for read in (read_image, decode, read_stored_size, lambda path: decode_upload(name, path.read_bytes(), 100)):
         with pytest.raises(CorruptImage, match=rf"{name}: expected an image, got .* \(unknown format\)"):
             read(tmp_path / name)
     assert Path(name).suffix not in endings() - {".jpg"}

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, masked_forward
-from explainers.metrics.curves import CURVES, QUANTITIES, needed_sides
+from explainers.metrics.curves import CURVES, QUANTITIES, find_needed_sides
 from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 
 GRID = PatchGrid(image_size=16, patch_size=4)  # 16 patches
@@ -182,7 +182,7 @@ def test_a_side_that_no_curve_needs_is_not_computed(logits, pictures, scores, cu
         return logits(images)
 
     found, whole = PerturbationCurves(16, curves, 6), PerturbationCurves(16, curves, 6)
-    sides = needed_sides(curves)
+    sides = find_needed_sides(curves)
     found.update(sweep(counted, pictures, scores, LABELS, 6, labels=LABELS, sides=sides))
     whole.update(sweep(logits, pictures, scores, LABELS, 6, labels=LABELS))
     assert sum(seen) == 5 * (2 + 4 * sum(sides))

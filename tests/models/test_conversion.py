@@ -20,7 +20,7 @@ from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import NoHead
-from explainers.models.torchvision_models import inputs_of
+from explainers.models.torchvision_models import find_inputs
 from explainers.posthoc.soft_masks import patch_means
 
 TRANSFORMERS = [name for name in NAMES if "ResNe" not in name and "ConvNeXt" not in name and "Swin" not in name]
@@ -112,7 +112,7 @@ def test_classes_have_the_names_of_the_model():
 
 def test_weights_of_torchvision_state_normalisation_size_and_classes():
     model = converted("torchvision ResNet")[0].model
-    inputs = inputs_of(model, ResNet18_Weights.DEFAULT).override(0.5, None, ())
+    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(0.5, None, ())
     assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.image_size == 224
     origin = "mean as given, else those of ResNet18_Weight"
     assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225 ({origin}")

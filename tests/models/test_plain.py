@@ -105,7 +105,7 @@ def lively(build):
     return model
 
 
-def logits_of(output):
+def take_logits(output):
     output = output["logits"] if isinstance(output, dict) else getattr(output, "logits", output)
     return output[0] if isinstance(output, tuple) else output
 
@@ -126,7 +126,7 @@ def test_the_target_has_the_logits_of_the_module_which_stays_as_it_is(kind, imag
     mean, std = (torch.tensor(STATED[key])[:, None, None] for key in ("mean", "std"))
     normalised = (images / 255 - mean) / std
     with torch.no_grad():
-        expected = logits_of(model.eval()(normalised))
+        expected = take_logits(model.eval()(normalised))
         torch.testing.assert_close(target(images), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(target(images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)), expected)
     assert target.num_classes == 5 and target.classes == list("abcde") and target.grid == PatchGrid(32, 4)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from explainers.refinement.coalitions import draw_coalitions, ranked_coalitions
+from explainers.refinement.coalitions import draw_coalitions, rank_coalitions
 
 NUMBERS = torch.arange(200)
 
 
 def test_without_noise_they_are_the_highest_scores_of_every_size_alike():
     scores = torch.randn(3, 16)
-    keep = ranked_coalitions(NUMBERS, scores, 0.0, seed=0)
+    keep = rank_coalitions(NUMBERS, scores, 0.0, seed=0)
     for image in range(3):
         order = scores[image].argsort(descending=True).tolist()
         for mask in keep[image]:
@@ -22,13 +22,13 @@ def test_without_noise_they_are_the_highest_scores_of_every_size_alike():
 def test_noise_decides_near_ties_and_seldom_large_differences():
     scores = torch.linspace(-1, 1, 49)[None]
     for noise, low, high in ((0.5, 0.99, 1.0), (1.5, 0.9, 0.99), (100.0, 0.4, 0.6)):
-        keep = ranked_coalitions(NUMBERS, scores, noise, seed=0)[0].float()
+        keep = rank_coalitions(NUMBERS, scores, noise, seed=0)[0].float()
         differs = keep[:, -10:].mean(1) != keep[:, :10].mean(1)
         assert low <= (keep[:, -10:].mean(1) > keep[:, :10].mean(1))[differs].float().mean() <= high
 
 
 def test_equal_scores_leave_regions_that_all_images_share():
-    keep = ranked_coalitions(NUMBERS, torch.tensor([[1.0], [2.0]]).expand(2, 16), 1.5, seed=0)
+    keep = rank_coalitions(NUMBERS, torch.tensor([[1.0], [2.0]]).expand(2, 16), 1.5, seed=0)
     assert torch.equal(keep[0], keep[1])
     square = keep[0].view(-1, 4, 4)
     assert (square[:, 1:] == square[:, :-1]).float().mean() > 0.6

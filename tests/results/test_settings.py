@@ -8,7 +8,7 @@ from commands import composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.results.file import BATCHES, NOT_MEASURED, explainers_of, settings_of
+from explainers.results.file import BATCHES, NOT_MEASURED, list_explainers, list_settings
 from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (
@@ -36,7 +36,7 @@ def config(tmp_path_factory):
 
 def everything(task, config, hashes):
     """The settings of a task and of its explainers."""
-    return settings_of(task, config, hashes, {}), explainers_of(task, config, hashes)
+    return list_settings(task, config, hashes, {}), list_explainers(task, config, hashes)
 
 
 def leaves(node, path=""):
@@ -98,7 +98,7 @@ def test_the_number_of_processes_counts_where_each_measures_a_part_of_its_batche
     for limits, counts in ((parts, True), ([{"limit_test_batches": 1.0}, {}], False)):
         for limit in limits:
             limited = config | {"trainer": config["trainer"] | limit}
-            one, two = (settings_of("odd", limited, {}, {}, processes) for processes in (1, 2))
+            one, two = (list_settings("odd", limited, {}, {}, processes) for processes in (1, 2))
             assert (one != two) == counts, limit
 
 

@@ -23,7 +23,7 @@ class Student(TrainingModule):
         self.seen = []
 
     def training_step(self, batch, batch_idx):
-        images = self.augmented(batch)["image"]
+        images = self.augment_images(batch)["image"]
         self.seen.append(images)
         taught = self.teacher(images)
         return (self.student(images.flatten(1) / 255)[:, : taught.shape[1]] - taught).square().mean()
@@ -71,8 +71,8 @@ def test_crops_are_drawn_anew_every_epoch_and_only_where_they_are_wanted(build, 
 def test_rows_that_are_cached_are_not_cropped(build, images):
     batch = batch_of(images) | {"label": torch.zeros(5), "meta": torch.zeros(5)}
     with pytest.raises(InputError, match="expected min_crop=null with cached rows, .* got 0.5 and cached meta: "):
-        build(min_crop=0.5).augmented(batch)
-    assert build().augmented(batch) is batch
+        build(min_crop=0.5).augment_images(batch)
+    assert build().augment_images(batch) is batch
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(build, images, tmp_path):

@@ -12,13 +12,13 @@ from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.metrics.means import Ratios
 from explainers.tve import TVE
-from explainers.vectors.fixed_head import own_head
+from explainers.vectors.fixed_head import fix_own_head
 from explainers.vectors.self_explaining import EmbeddingError, SelfExplaining, relative_error
 
 
 def self_explaining(target, grid, labels, predictions):
     module = SelfExplaining(target, grid, labels=labels, teacher="base", predictions=predictions, alpha=0.5)
-    module.target.head = own_head(module.target, "difference", 1.0)
+    module.target.head = fix_own_head(module.target, "difference", 1.0)
     with torch.no_grad():
         for weight in module.target.backbone.parameters():
             weight.add_(0.02 * torch.randn_like(weight))

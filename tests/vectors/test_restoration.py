@@ -7,7 +7,7 @@ from toys import Marked, validate, vector_module
 from explainers.errors import InputError
 from explainers.saved.weights import read_weights
 from explainers.vectors import exported_target
-from explainers.vectors.lambda_sweep import restoration, restored
+from explainers.vectors.lambda_sweep import restoration, restore_projection
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_it_lowers_the_error_on_other_images_and_changes_nothing_without_need(em
 def test_a_projection_comes_after_the_restoration():
     projection, fitted = torch.randn(2, 3), torch.randn(3, 3)
     e = torch.randn(3)
-    torch.testing.assert_close(restored(projection, fitted) @ e, projection @ (fitted @ e))
-    assert restored(None, fitted) is fitted and restored(projection, None) is projection
+    torch.testing.assert_close(restore_projection(projection, fitted) @ e, projection @ (fitted @ e))
+    assert restore_projection(None, fitted) is fitted and restore_projection(projection, None) is projection
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
-from explainers.vectors.fixed_head import projected_head
+from explainers.vectors.fixed_head import fix_projected_head
 from explainers.vectors.projections import print_accuracy, prototypes_of, text_of
 
 QUICK = "tiny-quickgelu"
@@ -110,7 +110,7 @@ def test_patches_of_siglip_are_attributed_without_a_head_of_its_own(asked, image
     target = image_tower("vit_base_patch16_siglip_224", num_classes=None, embed_dim=16, num_heads=2)
     weight = text_of(target, marked(), "tiny-map", "", images=6)
     assert asked == [("tiny-map", None)] and " % on 6 validation images" in capsys.readouterr().out
-    head = projected_head(target, weight, True, 100.0, "patch", 1.0)
+    head = fix_projected_head(target, weight, True, 100.0, "patch", 1.0)
     embeddings, patches = target.embed_with_patches(target.normalise(images))
     attributions = head.attributions(patches, embeddings)
     assert head.projection is None and head(embeddings).shape == (5, 3)

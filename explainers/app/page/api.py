@@ -50,7 +50,7 @@ class Api:
             data = _decode_upload(name, question["data"])
         else:
             name, data = EXAMPLE, read_page_file(EXAMPLE)
-        key = self.store.key_of(name, data)
+        key = self.store.make_key(name, data)
         image = self.store.get(key)
         if image is None:
             check_present()

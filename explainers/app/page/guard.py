@@ -88,7 +88,7 @@ class Guard:
 
     def _is_own(self, host: str) -> bool:
         """Whether a host can only be this server; nobody else can make an IP address lead here."""
-        name = name_of(host)
+        name = strip_port(host)
         try:
             ipaddress.ip_address(name)
         except ValueError:
@@ -98,13 +98,13 @@ class Guard:
     def _is_same(self, origin: str, host: str) -> bool:
         """Whether an origin is this server, also behind a proxy that hides the host that the browser asked for."""
         own = urlsplit(origin).netloc.lower()
-        return own == host.lower() or name_of(own) == self.domain
+        return own == host.lower() or strip_port(own) == self.domain
 
 
-def name_of(host: str) -> str:
+def strip_port(host: str) -> str:
     """The name or address in a host, without its port.
 
-    >>> name_of("LOCALHOST:7860"), name_of("[::1]:7860"), name_of("10.0.0.1")
+    >>> strip_port("LOCALHOST:7860"), strip_port("[::1]:7860"), strip_port("10.0.0.1")
     ('localhost', '::1', '10.0.0.1')
     """
     return urlsplit(f"//{host}").hostname or ""

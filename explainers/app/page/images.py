@@ -140,7 +140,7 @@ class OpenedImage:
         """The heatmap (P, P) of a class or text by one of the `explainers`."""
         key = method, index
         if key not in self._heatmaps:
-            with self.turns.turn_of(self.explainers[method], self.target) as explainer, torch.no_grad():
+            with self.turns.take_turn(self.explainers[method], self.target) as explainer, torch.no_grad():
                 self._heatmaps[key] = self._explain(method, explainer, index)
         return self._heatmaps[key]
 
@@ -247,7 +247,7 @@ class ImageStore:
         self._images: OrderedDict[str, OpenedImage] = OrderedDict()
         self._lock = Lock()
 
-    def key_of(self, name: str, data: bytes) -> str:
+    def make_key(self, name: str, data: bytes) -> str:
         """The key of an uploaded file, by its name and bytes: who opens it again finds it."""
         return hmac.new(self._secret, name.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 

@@ -43,7 +43,7 @@ class Turns:
             self._end()
 
     @contextmanager
-    def turn_of(self, explainer: Any, target: nn.Module) -> Iterator[Any]:
+    def take_turn(self, explainer: Any, target: nn.Module) -> Iterator[Any]:
         """Hold the model, and yield what to call: an explainer, or for a slow one its copy, which gives way.
 
         Methods change modules of the model while they compute. A copy has its own modules, so that it can wait between
