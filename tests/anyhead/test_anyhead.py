@@ -14,8 +14,8 @@ from explainers.errors import InputError
 from explainers.models.functionals import class_rows, head_functionals
 from explainers.models.heads import DistilledHead
 from explainers.training.sources import complete
-from explainers.vectors.fixed_head import FixedHead
-from explainers.vectors.projections import simplex
+from explainers.weight_vectors.fixed_head import FixedHead
+from explainers.weight_vectors.projections import simplex
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 

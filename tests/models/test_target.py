@@ -17,7 +17,7 @@ from explainers.models.heads import load_head, save_head
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
 from explainers.training.sources import Features
-from explainers.vectors import SelfExplaining
+from explainers.weight_vectors import SelfExplaining
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 FAMILIES = {

@@ -20,10 +20,10 @@ from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
-from explainers.vectors.fixed_head import select_explained
-from explainers.vectors.model_files import exported_target
-from explainers.vectors.self_explaining import SelfExplaining
-from explainers.vectors.task_arithmetic import cosine, vector
+from explainers.weight_vectors.fixed_head import select_explained
+from explainers.weight_vectors.model_files import exported_target
+from explainers.weight_vectors.self_explaining import SelfExplaining
+from explainers.weight_vectors.task_arithmetic import cosine, vector
 
 LABELS = partial(ShapleyLabels, budget=20)
 COARSE = PatchGrid(32, 16, differs=True)
