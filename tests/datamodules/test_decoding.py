@@ -59,7 +59,7 @@ def test_whatever_the_mode_the_pixels_are_those_of_8_bits_in_3_equal_channels(tm
 GREY, OPACITY = Image.fromarray(RAMP), Image.fromarray(RAMP.T.copy())
 
 
-@pytest.mark.parametrize("file", ["0.png", "0.tif"])
+@pytest.mark.parametrize("file", ["0.png", "0.webp", "0.tif"])
 @pytest.mark.parametrize("mode", ["LA", "RGBA", "PA"])
 def test_what_is_behind_a_transparent_image_is_white(tmp_path, mode, file):
     stored = Image.merge("LA", [GREY, OPACITY]) if mode == "LA" else Image.merge("RGBA", [GREY] * 3 + [OPACITY])
@@ -137,7 +137,7 @@ def save_turned(path, orientation, mode="RGB"):
 
 
 @pytest.mark.parametrize("orientation", TURNED)
-@pytest.mark.parametrize("file", ["a.png", "a.tif"])
+@pytest.mark.parametrize("file", ["a.png", "a.webp", "a.tif"])
 def test_an_image_is_turned_upright_as_viewers_show_it(tmp_path, file, orientation):
     path = save_turned(tmp_path / file, orientation)
     assert np.array_equal(np.array(read_image(path))[..., 0], UPRIGHT)
