@@ -11,8 +11,7 @@ import torch
 from fork_server import fork
 from forks import run_as_rank
 from lightning import Trainer
-from test_cached import Noise
-from test_cached_data import Means, Reading
+from test_cached import Means, Noise, Reading
 from toys import SILENT
 
 from datamodules.cached import Cached

@@ -182,7 +182,7 @@ def test_classes_that_differ_between_training_and_validation_are_an_error():
 
 
 def test_a_loader_process_has_one_thread():
-    batch = next(iter(Images(Threads, batch_size=2, num_workers=1).train_dataloader()))
+    (batch,) = Images(partial(Threads, 2), batch_size=2, num_workers=1).train_dataloader()
     assert batch["threads"].tolist() == [1, 1]
 
 
