@@ -30,17 +30,15 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     Its constructor says what it is: the network, and how heatmaps are read from what the network predicts.
     `ExplainerTraining` trains it; explaining images needs no Lightning.
 
-    A subclass sets `reads`, and defines `predict` and `_heatmaps`. Its constructor ends with `load`, if there are
-    weights.
+    A subclass sets `reads`, and defines `predict` and `_heatmaps`. Its constructor also takes `weights`, the file of a
+    trained network (see `export`), and ends with `load` if there is one; `allow_finetuned_backbone` accepts weights
+    that were trained for other weights of the same backbone.
 
     Args:
         target: the model to explain. It is neither trained nor saved.
         grid: the patches that are explained.
         network: builds the network from the target and the grid. It keeps its arguments as attributes, see
             `identity.recipe`; those in its attribute `initial` choose initial weights alone.
-        weights: of subclasses: file of a trained network (see `export`).
-        allow_finetuned_backbone: of subclasses: accept `weights` that were trained for other weights of the same
-            backbone.
     """
 
     READING: ClassVar[tuple[str, ...]] = ()
