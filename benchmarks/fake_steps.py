@@ -57,7 +57,7 @@ def compose_config(*overrides: str) -> DictConfig:
             part.projection = {"_target_": "explainers.weight_vectors.simplex_of", "_partial_": True, "seed": 0}
         teacher = part.get("loss")
         if OmegaConf.is_dict(teacher) and teacher.get("functionals") == "texts":
-            teacher.text_head = {"_target_": "benchmarks.fake_steps.texts_of", "_partial_": True}
+            teacher.text_head = {"_target_": "benchmarks.fake_steps.make_text_head", "_partial_": True}
         if OmegaConf.is_dict(teacher) and teacher.get("fit") == "ranking":  # which patches leave is not known
             teacher.removals = [removal for removal in teacher.removals if removal != "drop"] or ["zero"]
         for key in {"mae", "pretrained"} & set(explainer.get("network") or {}):
