@@ -40,6 +40,16 @@ class PatchGrid:
         return self.image_size // self.patch_size
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the image, in pixels."""
+        return self.image_size, self.image_size
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.side, self.side
+
+    @property
     def num_patches(self) -> int:
         """N, the number of patches."""
         return self.side**2

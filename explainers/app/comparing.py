@@ -218,7 +218,7 @@ def stream_nearest(session: Session, image: OneImage, folder: Images, k: int = 5
     found = nearest_embeddings(embeddings, _embed(session, own.pixels), k, centre)[1][0]
     for part in found.split(session.batch_size):
         batch = [photos[numbers[place]] for place in part.tolist()]
-        yield from compare_with(own, Embedded(session, batch, session.decode(batch)), centre)
+        yield from compare_with(own, Embedded(session, *session.decode(batch)), centre)
 
 
 class Embedded:
@@ -267,8 +267,7 @@ def embed_image(session: Session, image: OneImage, setting: str) -> Embedded:
     """The photo that a caller means; an InputError that names the setting for several."""
     if not is_single(image):
         raise InputError(f"expected one image in {setting}, got several: give one after the other")
-    photos = list_photos(image)
-    return Embedded(session, photos, session.decode(photos))
+    return Embedded(session, *session.decode(list_photos(image)))
 
 
 def _take_row(found: Likeness, row: int) -> Likeness:

@@ -84,8 +84,7 @@ def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
     indices = indices or ([*range(len(options.texts))] if options.texts else [None])
 
     def draw(images: Sequence[Path]) -> list[list[Drawn]]:
-        photos = list_photos(images)
-        pixels = sessions[0].decode(photos)
+        photos, pixels = sessions[0].decode(list_photos(images))
         of_images: list[list[Drawn]] = [[] for _ in images]
         for session in sessions:
             name = photos[0].name if len(images) == 1 else f"{len(images)} images"
@@ -107,8 +106,8 @@ def make_comparer(session: Session, options: Namespace) -> Draw:
     other = embed_image(session, options.similar_to, "other")
 
     def draw(images: Sequence[Path]) -> list[list[Drawn]]:
-        photos = list_photos(images)
-        return [[each] for each in compare_with(Embedded(session, photos, session.decode(photos)), other, centre)]
+        embedded = Embedded(session, *session.decode(list_photos(images)))
+        return [[each] for each in compare_with(embedded, other, centre)]
 
     return draw
 

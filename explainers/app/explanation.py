@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.errors import InputError
+from explainers.images.transform import Box
 from explainers.models.names import class_index
 from explainers.saved.files import atomic, file_name
 
@@ -49,6 +50,8 @@ class Explanation:
         quantity: what the scores are: `probability`; for texts `similarity`, the cosine, or `score`.
         against: what the class or text is told apart from, in words; empty for nothing.
         score_of: scores further texts, (1,) each; `None` for classes.
+        photo: reads the whole photo, upright RGB; `None` in an explanation from a file.
+        box: where in the photo `image` is: left, top, right and bottom in pixels of the photo.
         signed: whether values below 0 oppose what is explained; `None` if the explainer does not say so, see `overlay`.
     """
 
@@ -66,6 +69,8 @@ class Explanation:
     quantity: str = "probability"
     against: str = ""
     score_of: Callable[[str], Tensor] | None = None
+    photo: Callable[[], Image.Image] | None = None
+    box: Box | None = None
     signed: bool | None = None
 
     @property
@@ -152,7 +157,7 @@ class Explanation:
     def __getstate__(self) -> dict[str, Any]:
         """What a file holds: everything but the model, without which `of` explains nothing further."""
         score_of = None if self.score_of is None else _without_model
-        return vars(self) | {"heatmap_of": _without_model, "score_of": score_of}
+        return vars(self) | {"heatmap_of": _without_model, "score_of": score_of, "photo": None}
 
     def _class(self, index: int) -> ExplainedClass:
         return ExplainedClass(index, self.names[index], self.scores[index].item())

@@ -4,7 +4,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.images.decoding import CorruptImage, convert_to_rgb, middle_square, read_image, turn_upright
+from explainers.images.decoding import CorruptImage, convert_to_rgb, read_image, turn_upright
 from explainers.images.listing import endings, list_images, several
+from explainers.images.transform import Box, ImageTransform
 from explainers.runtime.progress import is_watched, progress, watching
 from explainers.saved.files import printable
 
@@ -37,12 +38,14 @@ class Photo:
         decode: reads the pixels, upright RGB.
         in_folder: whether it was found in a folder, so that it is left out if it cannot be decoded.
         file: its file, if it has one.
+        box: where in the photo the model's image is; `None` before it is decoded.
     """
 
     name: str
     decode: Callable[[], Image.Image]
     in_folder: bool = False
     file: Path | None = None
+    box: Box | None = None
 
 
 def list_photos(images: Images) -> list[Photo]:
@@ -150,35 +153,35 @@ def _to_pil(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
-def decode_square(photo: Photo, size: int, resampling: Image.Resampling) -> Tensor | None:
-    """Decode what a model sees of a photo: uint8 (3, size, size), see `middle_square`.
+def decode_seen(photo: Photo, transform: ImageTransform) -> tuple[Tensor, Box] | None:
+    """Decode what a model sees of a photo, uint8 (C, H, W), and where in the photo it is.
 
     For a broken file, it returns `None` if it was found in a folder, and raises a CorruptImage if it was named.
     """
     try:
-        square = middle_square(photo.decode(), size, resampling)
+        image = photo.decode()
     except CorruptImage as error:
         if photo.in_folder:
             return None
         raise CorruptImage(f"{error}: give another file") from error
-    return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
+    return transform.see(image)
 
 
-def decode_squares(photos: Sequence[Photo], size: int, resampling: Image.Resampling) -> Tensor:
-    """Decode what a model sees of photos, none of which is left out: uint8 (B, 3, size, size)."""
-    squares = [decode_square(photo, size, resampling) for photo in photos]
-    return torch.stack([square for square in squares if square is not None])
+def decode_photos(photos: Sequence[Photo], transform: ImageTransform) -> tuple[list[Photo], Tensor]:
+    """Decode what a model sees of photos, none of which is left out: the photos with `box`, uint8 (B, C, H, W)."""
+    seen = [found for found in (decode_seen(replace(photo, in_folder=False), transform) for photo in photos) if found]
+    placed = [replace(photo, box=box) for photo, (_, box) in zip(photos, seen, strict=True)]
+    return placed, torch.stack([pixels for pixels, _ in seen])
 
 
 def decode_batches(
     photos: Sequence[Photo],
-    size: int,
-    resampling: Image.Resampling,
+    transform: ImageTransform,
     batch: int,
     doing: str = "explaining",
     passes: int = 1,
 ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
-    """Decode what a model sees of photos, in batches: photos, uint8 (B, 3, size, size), and their numbers among all.
+    """Decode what a model sees of photos, in batches: photos, uint8 (B, C, H, W), and their numbers among all.
 
     Broken files of folders are left out with a warning. A progress bar, labelled `doing`, appears after two seconds; it
     also counts the `passes` that the caller makes for each photo.
@@ -190,11 +193,12 @@ def decode_batches(
     ):
         for start in range(0, len(photos), batch):
             part = range(start, min(start + batch, len(photos)))
-            squares = {number: decode_square(photos[number], size, resampling) for number in part}
-            broken += [photos[number] for number, square in squares.items() if square is None]
-            kept = {number: square for number, square in squares.items() if square is not None}
+            seen = {number: decode_seen(photos[number], transform) for number in part}
+            broken += [photos[number] for number, found in seen.items() if found is None]
+            kept = {number: found for number, found in seen.items() if found is not None}
             if kept:
-                yield [photos[number] for number in kept], torch.stack([*kept.values()]), [*kept]
+                placed = [replace(photos[number], box=box) for number, (_, box) in kept.items()]
+                yield placed, torch.stack([pixels for pixels, _ in kept.values()]), [*kept]
             bar.update(part.stop - bar.n)
     if broken:
         files = f"{several([Path(photo.name) for photo in broken])} that cannot be decoded"

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
-import timm.data
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from explainers import Explainer, VectorExplainer
@@ -19,7 +17,7 @@ from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmap
 from explainers.app.choosing import Method, choose, choose_batch_size, estimate_passes
 from explainers.app.explanation import Explanation, summarise
 from explainers.app.model import find_text_head, is_image_tower, prepare_model
-from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_squares, is_single, list_photos
+from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_photos, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
@@ -156,8 +154,7 @@ class Session:
         self.explainer, self.method = choose(self.target, method, purpose)
         self._batch_size = batch_size
         self._text_head = None if text_head is None else find_text_head(self.target, text_head)
-        config = timm.data.resolve_model_data_config(self.target.backbone)
-        self.resampling = getattr(Image.Resampling, config["interpolation"].upper(), Image.Resampling.BICUBIC)
+        self.transform = self.target.transform
 
     @property
     def batch_size(self) -> int:
@@ -263,9 +260,9 @@ class Session:
             (found,) = self.explain_batch(batch, pixels, [wanted], top, texts, others, alone=len(photos) == 1)
             yield from found
 
-    def decode(self, photos: Sequence[Photo]) -> Tensor:
-        """Decode what the model sees of photos: uint8 (B, 3, S, S)."""
-        return decode_squares(photos, self.target.grid.image_size, self.resampling)
+    def decode(self, photos: Sequence[Photo]) -> tuple[list[Photo], Tensor]:
+        """Decode what the model sees of photos, see `decode_photos`."""
+        return decode_photos(photos, self.transform)
 
     def batches(
         self,
@@ -276,8 +273,7 @@ class Session:
     ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
         """Decode what the model sees of photos, one batch after the other, see `decode_batches`."""
         passes = estimate_passes(self.explainer) if passes is None else passes
-        size = self.target.grid.image_size
-        return decode_batches(photos, size, self.resampling, batch_size or self.batch_size, doing, passes)
+        return decode_batches(photos, self.transform, batch_size or self.batch_size, doing, passes)
 
     def explain_batch(
         self,
@@ -365,6 +361,8 @@ class Session:
             top if texts is None else len(texts),
             compute_heatmap,
             file=photo.file,
+            photo=photo.decode,
+            box=photo.box,
             signed=getattr(self.explainer, "signed", None),
             **settings,
         )

@@ -12,6 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel
+from explainers.images.transform import ImageTransform
 from explainers.masking import PatchGrid
 from explainers.models.heads import DistilledHead, load_head, split_single_logit, take_head
 from explainers.models.inputs import zero_to_one
@@ -156,6 +157,12 @@ class TargetModel(nn.Module):
                 f" {height}: set ++target.model.img_size={covered}"
             )
         return PatchGrid(covered, patch)
+
+    @property
+    def transform(self) -> ImageTransform:
+        """How photos become the images that the model was trained to see."""
+        config = timm.data.resolve_model_data_config(self.backbone)
+        return ImageTransform(self.grid.size, config["interpolation"])
 
     def check_grid(self, grid: PatchGrid) -> None:
         """Raise an InputError unless a grid has the image and patch size of this model, or allows others by `differs`.

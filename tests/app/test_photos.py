@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
-from explainers.app.photos import decode_batches, decode_square, is_single, list_photos
+from explainers.app.photos import decode_batches, decode_seen, is_single, list_photos
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage, middle_square
+from explainers.images.transform import ImageTransform
 from explainers.runtime import progress
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
@@ -25,7 +26,7 @@ IMAGE = Image.fromarray(PIXELS)
 
 def square(images, size=32):
     (photo,) = list_photos(images)
-    return decode_square(photo, size, Image.Resampling.BICUBIC)
+    return decode_seen(photo, ImageTransform((size, size)))[0]
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_one_image_is_told_from_several(file):
 
 def test_passes_within_a_batch_move_the_bar(file, monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY", 0)
-    for _ in decode_batches(list_photos([file, file]), 8, Image.Resampling.BICUBIC, batch=2, passes=10):
+    for _ in decode_batches(list_photos([file, file]), ImageTransform((8, 8)), batch=2, passes=10):
         progress.advance(5)
         progress.advance(100)
     lines = [line.partition(" images")[0] for line in capsys.readouterr().err.splitlines()]
@@ -175,8 +176,8 @@ def test_what_is_no_image_is_refused_in_one_line(images, message, tmp_path, monk
 def test_a_broken_file_is_an_error_alone_and_left_out_of_a_folder(tmp_path, file):
     (alone,) = list_photos(broken(tmp_path))
     with pytest.raises(CorruptImage, match=re.escape(str(tmp_path))):
-        decode_square(alone, 8, Image.Resampling.BICUBIC)
-    assert [decode_square(photo, 8, Image.Resampling.BICUBIC) is None for photo in list_photos(tmp_path)] == [
+        decode_seen(alone, ImageTransform((8, 8)))
+    assert [decode_seen(photo, ImageTransform((8, 8))) is None for photo in list_photos(tmp_path)] == [
         True,
         False,
     ]

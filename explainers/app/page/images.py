@@ -9,7 +9,6 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -89,9 +88,8 @@ class OpenedImage:
         self.grid = session.target.grid
         self.turns = turns
         side = max(PICTURE_SIZE // self.grid.side, 1) * self.grid.side
-        self.picture = middle_square(image, side, session.resampling)
-        seen = middle_square(image, self.grid.image_size, session.resampling)
-        self.image = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None].to(self.target.mean.device)
+        self.picture = middle_square(image, side)
+        self.image = session.transform(image)[None].to(self.target.mean.device)
         self.probabilities: Tensor | None = None
         with turns.turn(), torch.no_grad():
             if session.names:
