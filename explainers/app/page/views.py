@@ -105,8 +105,8 @@ def picture(
     kind = "text" if isinstance(chosen, Text) else "class"
     pixels = torch.from_numpy(np.array(image.picture)).permute(2, 0, 1)
     title = f"{name} {image.score(chosen):.2f}"
-    if isinstance(chosen, Text) and chosen.against:
-        title += f" against {summarise(chosen.against)}"
+    if isinstance(chosen, Text):
+        title += summarise(chosen.against, "text")
     parts = [
         draw_annotated(pixels, heatmap, title, opacity, smooth, explained=kind, method=method, signed=signed)
         for method, heatmap, signed in zip(methods, heatmaps, map(image.signed, methods), strict=True)
