@@ -54,6 +54,11 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     return Plan(on_the_hub, architecture, arguments, named, _head(model), outputs, inputs)
 
 
+def is_model(module: nn.Module) -> bool:
+    """Whether a module of transformers is a whole model of images."""
+    return getattr(module, "main_input_name", None) == "pixel_values"
+
+
 def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
     """Return the images that a model of transformers takes, as far as its family says it.
 

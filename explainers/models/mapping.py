@@ -104,7 +104,7 @@ def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
         InputError: if the original fails on images of this size.
     """
     target = _build(plan).to(next(original.parameters()).device)
-    difference = _compare_outputs(original, plan, target)
+    difference = _compare_models(original, plan, target)
     if not difference < TOLERANCE:
         raise Unmapped(f"the outputs of timm's {plan.architecture} with its weights differ by {difference:.1g}")
     return target, difference
@@ -131,22 +131,33 @@ def _build(plan: Plan) -> TargetModel:
 
 
 @torch.no_grad()
-def _compare_outputs(original: nn.Module, plan: Plan, target: TargetModel) -> float:
-    """Compute the largest difference of outputs for probe images, relative to how far the images' outputs differ."""
+def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> float:
+    """Compare the outputs of a model and of its target for probe images, see `compare_outputs`."""
     copied = copy.deepcopy(original).eval().float()
-    size, generator = target.grid.image_size, torch.Generator().manual_seed(0)
-    noise = [torch.randn(1, 3, side, side, generator=generator) for side in PROBE_SIDES]
-    images = torch.cat([F.interpolate(each, size=(size, size), mode="bilinear") for each in noise])
-    images = images.to(target.mean.device)
+    images = draw_probes(target)
     try:
         expected = plan.outputs(copied, images)
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        height, width = target.grid.size
         raise InputError(
-            f"expected a model of images of {size} × {size} pixels, got {type(original).__name__}, which fails on them"
-            f" ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
+            f"expected a model of images of {height} × {width} pixels, got {type(original).__name__}, which fails on"
+            f" them ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
         ) from error
     embeddings = target.embed(images)
     found = embeddings if plan.head is None else target.classify(embeddings)
+    return compare_outputs(found, expected)
+
+
+def draw_probes(target: TargetModel) -> Tensor:
+    """Draw normalised images (4, C, H, W) of a model, whose outputs differ."""
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(1, len(target.mean), side, side, generator=generator) for side in PROBE_SIDES]
+    images = torch.cat([F.interpolate(each, size=target.grid.size, mode="bilinear") for each in noise])
+    return images.to(target.mean.device)
+
+
+def compare_outputs(found: Tensor, expected: Tensor) -> float:
+    """Compute the largest difference of outputs (B, K), relative to how far the images' outputs differ."""
     if found.shape != expected.shape:
         raise Unmapped(f"its outputs have the shape {list(expected.shape)}, those of timm's model {list(found.shape)}")
     spread = (expected - expected.mean(0)).abs().max().clamp(min=1e-6 * expected.abs().max() + 1e-12)

@@ -137,6 +137,11 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     return Plan(f"torchvision {family}", architecture, arguments, named, head, nn.Module.__call__, inputs)
 
 
+def is_model(module: nn.Module) -> bool:
+    """Whether a module of torchvision is a whole model that may be converted."""
+    return type(module).__name__ in FAMILIES
+
+
 def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
     """Return the images that a model of torchvision takes.
 
