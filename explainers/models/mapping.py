@@ -4,6 +4,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import timm
@@ -85,6 +86,7 @@ class Plan:
         head: the classification layer; None for a model that only embeds.
         outputs: function of the original and normalised images (B, 3, S, S): logits (B, K), or embeddings (B, D).
         inputs: S, how pixels are normalised, and the names of the classes.
+        pool: changes what the model embeds, in place, such as `class_and_patches`; None for timm's own pooling.
     """
 
     name: str
@@ -94,6 +96,24 @@ class Plan:
     head: nn.Module | None
     outputs: Callable[[Any, Tensor], Tensor]
     inputs: Inputs
+    pool: Callable[[Any], None] | None = None
+
+
+def class_and_patches(model: Any) -> None:
+    """Let a ViT of timm, changed in place, embed class token and mean of the patches: (B, 2D), as heads of DINOv2 read.
+
+    >>> model = timm.create_model("test_vit", num_classes=0)
+    >>> class_and_patches(model)
+    >>> model.forward_head(torch.ones(1, 101, 64)).shape
+    torch.Size([1, 128])
+    """
+    model.pool = partial(_join_class_and_patches, prefix=model.num_prefix_tokens)
+    model.global_pool = "token and avg"
+    model.head_hidden_size *= 2
+
+
+def _join_class_and_patches(tokens: Tensor, prefix: int, pool_type: str | None = None) -> Tensor:
+    return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], -1)
 
 
 def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
@@ -117,6 +137,8 @@ def _build(plan: Plan) -> TargetModel:
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()[:120]
         raise Unmapped(f"its weights are not those of timm's {plan.architecture} ({first})") from error
+    if plan.pool is not None:
+        plan.pool(model)
     model.pretrained_cfg = {
         **model.pretrained_cfg,
         "architecture": plan.name,

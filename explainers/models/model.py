@@ -259,11 +259,12 @@ class TargetModel(nn.Module):
             The embeddings of the images (B, D) and of the patches (B, N', D), row by row.
 
         Raises:
-            InputError: if other layers embed the image: of a distilled DeiT, or after or in the pooling of a CNN.
+            InputError: if two parts embed the image, as in a distilled DeiT, or if layers after or in the pooling of a
+                CNN do.
         """
         features = self.backbone.forward_features(normalised)
         embeddings = self.pool(features)
-        if isinstance(self.backbone, VisionTransformer) and not self.distilled:
+        if isinstance(self.backbone, VisionTransformer) and self.embed_dim == self.backbone.embed_dim:
             patches = features[:, self.backbone.num_prefix_tokens :]
             if self.backbone.attn_pool is None:
                 return embeddings, self.backbone.fc_norm(patches)
