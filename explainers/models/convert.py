@@ -10,11 +10,13 @@ from torch import nn
 import explainers.models.huggingface as huggingface
 import explainers.models.torchvision_models as torchvision_models
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.fetching import timm_model
 from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
 from explainers.models.plain import plain_target
+from explainers.models.preprocessing import read_processor
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 
 
@@ -28,6 +30,7 @@ def as_target(
     std: Statistics = None,
     image_size: int | None = None,
     classes: Sequence[str] = (),
+    processor: Any = None,
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
 
@@ -44,14 +47,29 @@ def as_target(
         std: their standard deviation, likewise.
         image_size: height and width of the images in pixels; `None` takes the model's own, 224 for CNNs of torchvision.
         classes: names of the classes, in the order of the logits; empty for those that the model names.
+        processor: what prepared the photos of its training: an image processor of transformers, or torchvision's
+            `weights.transforms()`; mean, std and image_size follow from it. `None` takes that of timm's config, of the
+            entry `weights`, or the usual one of the family.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
     if isinstance(model, TargetModel):
-        if weights is None and mean is None and std is None and image_size is None and not classes:
+        if (
+            weights is None
+            and mean is None
+            and std is None
+            and image_size is None
+            and not classes
+            and processor is None
+        ):
             return model
         raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
+    transform = None
+    if processor is not None:
+        found = read_processor(processor)
+        transform, image_size = found.transform, image_size or found.transform.size[0]
+        mean, std = found.mean if mean is None else mean, found.std if std is None else std
     if image_size is not None:
         check_image_size(image_size)
     if isinstance(model, str):
@@ -64,16 +82,18 @@ def as_target(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     library = type(model).__module__.partition(".")[0]
     if library in LIBRARIES and not hasattr(model, "timm_model"):
-        inputs = LIBRARIES[library].find_inputs(model, weights, image_size).override(mean, std, classes)
+        inputs = LIBRARIES[library].find_inputs(model, weights, image_size)
+        inputs = inputs.override(mean, std, classes, transform)
         return _convert(model, LIBRARIES[library].plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if library == "transformers":
-        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes)
+        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, transform)
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
+        transform = inputs.transform
     if hasattr(model, "reset_classifier"):
-        return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
-    return plain_target(model, mean, std, image_size, classes)
+        return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes, transform)
+    return plain_target(model, mean, std, image_size, classes, transform)
 
 
 LIBRARIES: dict[str, Any] = {"torchvision": torchvision_models, "transformers": huggingface}
@@ -92,11 +112,16 @@ def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs
             " and feature maps, and all metrics, but no methods of transformers"
         )
     print(f"{type(model).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
-    return target or plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes)
+    return target or plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes, inputs.transform)
 
 
 def _override_settings(
-    target: TargetModel, mean: Statistics, std: Statistics, image_size: int | None, classes: Sequence[str]
+    target: TargetModel,
+    mean: Statistics,
+    std: Statistics,
+    image_size: int | None,
+    classes: Sequence[str],
+    transform: ImageTransform | None,
 ) -> TargetModel:
     """Give a target, which is changed in place, other settings than its own; see `as_target`."""
     config = dict(target.backbone.pretrained_cfg)  # a copy; timm reads the settings of a model from it
@@ -105,6 +130,8 @@ def _override_settings(
             values = channels(name, given, len(getattr(target, name)))
             config[name] = tuple(values)
             getattr(target, name).copy_(torch.tensor(values)[:, None, None])
+    if transform is not None:
+        config["transform"] = transform
     target.backbone.pretrained_cfg = config
     if image_size is not None:
         _resize(target, image_size)
