@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
 
@@ -43,6 +44,7 @@ class Inputs:
         std: their standard deviation; None if not known.
         origin: where mean and standard deviation come from, for messages.
         classes: names of the classes, in the order of the logits; empty if they are not known.
+        transform: how photos become these images; None if not known.
     """
 
     image_size: int | None
@@ -50,9 +52,12 @@ class Inputs:
     std: Sequence[float] | None
     origin: str
     classes: Sequence[str] = ()
+    transform: ImageTransform | None = None
 
-    def override(self, mean: Statistics, std: Statistics, classes: Sequence[str]) -> "Inputs":
-        """Override mean, standard deviation and names by those that the user gives; see `as_target`."""
+    def override(
+        self, mean: Statistics, std: Statistics, classes: Sequence[str], transform: ImageTransform | None = None
+    ) -> "Inputs":
+        """Override what the user gives; see `as_target`."""
         given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
         origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
         return replace(
@@ -61,13 +66,15 @@ class Inputs:
             std=self.std if std is None else channels("std", std, 3),
             origin=origin,
             classes=classes or self.classes,
+            transform=transform or self.transform,
         )
 
     def __str__(self) -> str:
         if self.mean is None or self.std is None:
             return "mean and std not known"
         mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
-        return f"mean {mean}, std {std} ({self.origin})"
+        photos = f", {self.transform}" if self.transform else ""
+        return f"mean {mean}, std {std}{photos} ({self.origin})"
 
 
 class Unmapped(Exception):  # noqa: N818 - not an error: such a model becomes a plain target
@@ -145,6 +152,7 @@ def _build(plan: Plan) -> TargetModel:
         "input_size": (3, plan.inputs.image_size, plan.inputs.image_size),
         "mean": tuple(plan.inputs.mean or ()),
         "std": tuple(plan.inputs.std or ()),
+        "transform": plan.inputs.transform,
     }
     target = TargetModel(model, None if plan.head is None else copy.deepcopy(plan.head).cpu().float())
     if plan.inputs.classes:

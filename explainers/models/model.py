@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,10 @@ class TargetModel(nn.Module):
     @property
     def transform(self) -> ImageTransform:
         """How photos become the images that the model was trained to see."""
-        config = timm.data.resolve_model_data_config(self.backbone)
-        return ImageTransform(self.grid.size, config["interpolation"])
+        own: ImageTransform | None = self.backbone.pretrained_cfg.get("transform")  # of another library than timm
+        if own is not None:
+            return replace(own, size=self.grid.size)
+        return ImageTransform.from_timm(timm.data.resolve_model_data_config(self.backbone), self.grid.size)
 
     def check_grid(self, grid: PatchGrid) -> None:
         """Raise an InputError unless a grid has the image and patch size of this model, or allows others by `differs`.

@@ -19,7 +19,6 @@ from explainers.app.choosing import estimate_passes
 from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, checks_choices
-from explainers.images.decoding import middle_square
 from explainers.likeness import Likeness, likeness
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
@@ -40,7 +39,7 @@ LEVELS = 11
 """Number of points of a curve: 0, 10, ..., 100 % of the patches are hidden."""
 
 PICTURE_SIZE = 448
-"""Side of the pictures of the page, in pixels; the model sees the same square in its own size."""
+"""Side of the pictures of the page, in pixels; the model sees the same part of the photo in its own size."""
 
 CHUNK = 10
 """Number of masked images in one call of the model, between which other visitors get their turn."""
@@ -88,7 +87,7 @@ class OpenedImage:
         self.grid = session.target.grid
         self.turns = turns
         side = max(PICTURE_SIZE // self.grid.side, 1) * self.grid.side
-        self.picture = middle_square(image, side)
+        self.picture = replace(session.transform, size=(side, side)).show(image)
         self.image = session.transform(image)[None].to(self.target.mean.device)
         self.probabilities: Tensor | None = None
         with turns.turn(), torch.no_grad():
