@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from explainers.errors import InputError
 from explainers.models.fetching import timm_model
 from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
 from explainers.models.model import TargetModel
-from explainers.models.names import list_names
+from explainers.models.names import list_names, read_names
 from explainers.models.plain import plain_target
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 
@@ -27,7 +28,7 @@ def as_target(
     mean: Statistics = None,
     std: Statistics = None,
     image_size: int | None = None,
-    classes: Sequence[str] = (),
+    classes: Sequence[str] | str | Path = (),
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
 
@@ -43,7 +44,8 @@ def as_target(
             for torchvision that of ImageNet, for transformers that of the family's usual image processor.
         std: their standard deviation, likewise.
         image_size: height and width of the images in pixels; `None` takes the model's own, 224 for CNNs of torchvision.
-        classes: names of the classes, in the order of the logits; empty for those that the model names.
+        classes: names of the classes, in the order of the logits, or a file of them, see `read_names`; empty for those
+            that the model names.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
@@ -54,6 +56,8 @@ def as_target(
         raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
     if image_size is not None:
         check_image_size(image_size)
+    if isinstance(classes, str | Path):
+        classes = read_names(classes)
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
     elif not isinstance(model, nn.Module):
