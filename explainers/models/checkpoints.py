@@ -54,7 +54,7 @@ def strip_prefix(weights: Mapping[str, Tensor], wanted: Collection[str], file: P
     below = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     below = {name: value for name, value in below.items() if name.partition(".")[0] in parts}
     others = [name for name in weights if name.removeprefix(prefix) not in below]
-    if not prefix and not others:
+    if not prefix and (not others or not below.keys() >= set(wanted)):
         return {}
     left = f", without {', '.join(others[:3])}{', ...' * (len(others) > 3)}" * bool(others)
     print(f"{file}: {len(below)} weights{f' below {prefix}' * bool(prefix)}{left}", file=sys.stderr, flush=True)
