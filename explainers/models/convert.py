@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
 from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
 from explainers.models.model import TargetModel
-from explainers.models.names import list_names
+from explainers.models.names import list_names, read_names
 from explainers.models.plain import plain_target
 from explainers.models.preprocessing import read_processor
 from explainers.models.wrappers import take_off_wrappers
@@ -30,7 +31,7 @@ def as_target(
     mean: Statistics = None,
     std: Statistics = None,
     image_size: int | None = None,
-    classes: Sequence[str] = (),
+    classes: Sequence[str] | str | Path = (),
     processor: Any = None,
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
@@ -47,7 +48,8 @@ def as_target(
             for torchvision that of ImageNet, for transformers that of the family's usual image processor.
         std: their standard deviation, likewise.
         image_size: height and width of the images in pixels; `None` takes the model's own, 224 for CNNs of torchvision.
-        classes: names of the classes, in the order of the logits; empty for those that the model names.
+        classes: names of the classes, in the order of the logits, or a file of them, see `read_names`; empty for those
+            that the model names.
         processor: what prepared the photos of its training: an image processor of transformers, or torchvision's
             `weights.transforms()`; mean, std and image_size follow from it. `None` takes that of timm's config, of the
             entry `weights`, or the usual one of the family.
@@ -56,14 +58,7 @@ def as_target(
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
     if isinstance(model, TargetModel):
-        if (
-            weights is None
-            and mean is None
-            and std is None
-            and image_size is None
-            and not classes
-            and processor is None
-        ):
+        if not classes and all(each is None for each in (weights, mean, std, image_size, processor)):
             return model
         raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
     transform = None
@@ -73,6 +68,8 @@ def as_target(
         mean, std = found.mean if mean is None else mean, found.std if std is None else std
     if image_size is not None:
         check_image_size(image_size)
+    if isinstance(classes, str | Path):
+        classes = read_names(classes)
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
     elif not isinstance(model, nn.Module):

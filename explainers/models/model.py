@@ -107,21 +107,6 @@ class TargetModel(nn.Module):
         with ordinary_tensors():
             return copy.deepcopy(self)
 
-    def check_classes(self, names: Sequence[str]) -> None:
-        """Compare the classes of a data set with those of the head: by name if both are known, otherwise by number.
-
-        If they differ, an InputError is raised: a label would mean another class than the logit with its index.
-
-        Args:
-            names: class names in the order of the labels; empty for a data set without classes.
-        """
-        if names and (list(names) != self.classes if self.classes else len(names) != self.num_classes):
-            shown = [f"{', '.join(some[:5])}{', ...' * (len(some) > 5)}" for some in (self.classes, list(names))]
-            raise InputError(
-                f"expected images of the head's {self.num_classes} classes{f' ({shown[0]})' * bool(self.classes)}, got"
-                f" {len(names)} ({shown[1]}): give the head of this task (target.head=...), or other images"
-            )
-
     @property
     def patch_size(self) -> int | None:
         """Side of the model's own patches in pixels; `None` if its maps have several sizes, as in CNNs and Swin."""
