@@ -6,6 +6,7 @@ Nothing here imports transformers: a model that is handed in brings what is read
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -16,6 +17,7 @@ from timm.layers import LayerNorm, SwiGLUPacked
 from torch import Tensor, nn
 
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.heads import DistilledHead
 from explainers.models.huggingface_stages import map_convnext, map_hiera, map_resnet
 from explainers.models.mapping import (
@@ -59,6 +61,11 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     return Plan(on_the_hub, architecture, arguments, named, _head(model), outputs, inputs, pool)
 
 
+def is_model(module: nn.Module) -> bool:
+    """Whether a module of transformers is a whole model of images."""
+    return getattr(module, "main_input_name", None) == "pixel_values"
+
+
 def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
     """Return the images that a model of transformers takes, as far as its family says it.
 
@@ -76,14 +83,19 @@ def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) 
     size = size or (224 if family == "resnet" else None)  # which has no size of its own
     classifies = hasattr(model, "classifier") or hasattr(model, "cls_classifier")
     classes = class_names(model.config) if classifies else []
-    return Inputs(size, mean, std, f"those of the usual image processor of {family}", classes)
+    transform = replace(TRANSFORMS.get(family, _SQUASHED), size=(size, size)) if size else None
+    return Inputs(size, mean, std, f"those of the usual image processor of {family}", classes, transform)
 
 
 def find_wrapped_inputs(model: Any) -> Inputs:
     """Return the images that a timm model inside a model of transformers takes, as its config states them."""
     stated = model.config.pretrained_cfg or {}
     classes = class_names(model.config) if type(model).__name__.endswith("ForImageClassification") else []
-    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes)
+    transform = None
+    if stated:
+        data = timm.data.resolve_data_config(pretrained_cfg=stated)
+        transform = ImageTransform.from_timm(data, data["input_size"][1:])
+    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes, transform)
 
 
 def _find_family(model: Any) -> str:
@@ -342,6 +354,18 @@ FAMILIES: dict[str, tuple[Callable[..., Mapped], tuple[tuple[float, ...], tuple[
     "hiera": (map_hiera, IMAGENET),
 }
 """Folder of a model in transformers → function that maps it; mean and deviation of its usual image processor."""
+
+_SQUASHED = ImageTransform(resize="squash", rounds=False)
+_CROPPED = ImageTransform(rounds=False)
+TRANSFORMS = {
+    **dict.fromkeys(("vit", "beit", "dinov3_vit"), replace(_SQUASHED, interpolation="bilinear")),
+    **dict.fromkeys(("swin", "siglip", "siglip2"), _SQUASHED),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers", "hiera"), replace(_CROPPED, crop_pct=0.875)),
+    **dict.fromkeys(("convnext", "convnextv2", "resnet"), replace(_CROPPED, crop_pct=0.875)),
+    "deit": replace(_SQUASHED, crop_pct=0.875),
+    "clip": _CROPPED,
+}
+"""Folder of a model in transformers → what its usual image processor does with photos, at any size; most squash."""
 
 
 def _blocks(weights: Weights, table: Table) -> Weights:
