@@ -11,6 +11,7 @@ from torch import nn
 import explainers.models.huggingface as huggingface
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
+from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
 from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
@@ -84,6 +85,11 @@ def as_target(
         return _convert(model, library.plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
+    if is_clip(model):
+        inputs = find_inputs(find_tower(model), image_size).override(mean, std, (), transform)
+        return _override_settings(
+            _convert_clip(find_tower(model), inputs), inputs.mean, inputs.std, None, classes, inputs.transform
+        )
     if library is not None:
         inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, transform)
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
@@ -101,6 +107,13 @@ def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs
         return _search(model, inputs, str(reason))
     became = f"is computed in timm's architecture, with outputs that differ by at most {difference:.0g}"
     print(f"{type(model).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
+    return target
+
+
+def _convert_clip(tower: nn.Module, inputs: Inputs) -> TargetModel:
+    """Convert the image tower of CLIP, and say what became of it in one line."""
+    target, became = clip_target(tower, inputs)
+    print(f"the image tower {type(tower).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
     return target
 
 

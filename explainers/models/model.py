@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, UnsupportedModel
 from explainers.images.transform import ImageTransform
 from explainers.masking import PatchGrid
-from explainers.models.heads import DistilledHead, load_head, split_single_logit, take_head
+from explainers.models.heads import DistilledHead, TextProjection, load_head, split_single_logit, take_head
 from explainers.models.inputs import zero_to_one
 from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
@@ -179,6 +179,8 @@ class TargetModel(nn.Module):
     @property
     def num_classes(self) -> int:
         """K, the number of classes."""
+        if isinstance(self.head, TextProjection):
+            raise InputError(f"{self.name} embeds images for texts and has no classes: give text=, or compare images")
         head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
         if hasattr(head, "out_features"):
             return int(head.out_features)
