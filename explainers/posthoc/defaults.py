@@ -16,8 +16,12 @@ Purpose = Literal["classes", "texts", "likeness"]
 SIGNED_CAM = {"GradCAM": {"relu": False}}
 """Grad-CAM without the ReLU of its paper: refinement, texts and likeness need both signs."""
 
+COARSE = {"Occlusion": {"cells": 7}}
+"""Hides each of 7 × 7 cells: 50 passes. Of what any model has, about as faithful as 500 masks of RISE, see
+`benchmarks/curve.py`; LIME and KernelSHAP need more passes, and `refine` a linear head."""
+
 DEFAULT_METHODS: dict[Purpose, tuple[Any, ...]] = {
-    "classes": ("DecompX-SkipPLUS", SIGNED_CAM, {"RISE": {"masks": 500}}, "IntegratedGradients", "Occlusion"),
+    "classes": ("DecompX-SkipPLUS", SIGNED_CAM, COARSE),
     "texts": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM, "IntegratedGradients"),
     "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM),
 }

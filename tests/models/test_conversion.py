@@ -32,6 +32,7 @@ def outputs_of(target, images):
 
 
 @torch.no_grad()
+@pytest.mark.situation(7)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_converted_model_gives_the_outputs_of_the_original(name, images):
     original, target = converted(name)
