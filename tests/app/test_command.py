@@ -409,5 +409,6 @@ def test_benchmark_prints_a_table_and_writes_all_numbers(run, folder):
     content = json.loads((folder / "a/b.json").read_text())
     assert list(content["results"]) == ["Chance", "DecompX-SkipPLUS", "GAE"] and len(content["images"]) == 3
     assert content["identity"]["backbone_sha256"] and content["packages"]["torch"]
+    assert content["transform"]["resize"] == "center" and content["transform"]["crop_pct"] < 1
     assert content["results"]["GAE"]["forward_passes"] == 1 and content["differences"]["fidelity_plus"]
     assert any("minus DecompX-SkipPLUS" in line for line in lines)

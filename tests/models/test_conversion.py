@@ -115,7 +115,8 @@ def test_weights_of_torchvision_state_normalisation_size_and_classes():
     inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(0.5, None, ())
     assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.image_size == 224
     origin = "mean as given, else those of ResNet18_Weight"
-    assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225 ({origin}")
+    photos = "photos cropped to 224 x 224, the middle 88 % (bilinear)"
+    assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225, {photos} ({origin}")
     with pytest.raises(InputError, match=r"^expected weights as torchvision names them.*got 'weights.pth': load"):
         as_target(model, "weights.pth")
 
@@ -127,7 +128,7 @@ def test_one_line_says_what_became_of_a_model(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("CLIPVisionModel is computed in timm's architecture, with outputs that ")
-    assert lines[0].endswith("std 0.269 0.261 0.276 (those of the usual image processor of clip)")
+    assert lines[0].endswith("0.276, photos cropped to 32 x 32 (bicubic) (those of the usual image processor of clip)")
 
 
 @pytest.mark.parametrize(
