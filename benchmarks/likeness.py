@@ -69,7 +69,7 @@ def measure(target: TargetModel, methods: dict[str, Any], gallery: Tensor, optio
     for images, truth in batches(options.root, target.grid.image_size, options.limit):
         with torch.no_grad():
             own = target.embed(target.normalise(images))
-        noise = torch.rand(len(images), target.grid.side, target.grid.side, generator=generator)
+        noise = torch.rand(len(images), *target.grid.shape, generator=generator)
         scores.setdefault(("chance", "", ""), []).append(score_heatmaps(noise, truth))
         drawn = gallery[torch.randint(len(gallery), (len(images),), generator=generator)]
         few = max(min(options.faithful - seen, len(images)), 0)

@@ -97,7 +97,7 @@ class PreparedTexts:
         if self.vectors is None:
             return self.explainer.explain(self.images, functionals)[:, 0].float().cpu()
         scores = functionals(self.embeddings) @ self.vectors.float().mT
-        return scores[:, 0].unflatten(-1, (self.explainer.grid.side, -1)).cpu()
+        return scores[:, 0].unflatten(-1, self.explainer.grid.shape).cpu()
 
 
 def check_scores(scores: Tensor, names: Sequence[str], kind: str, model: str) -> None:

@@ -19,6 +19,7 @@ from explainers.app.explanation import Explanation, summarise
 from explainers.app.model import find_text_head, is_image_tower, prepare_model
 from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_photos, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
+from explainers.masking import ImageSize
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
 from explainers.posthoc.defaults import Purpose
@@ -43,6 +44,7 @@ def explain(  # type: ignore[overload-overlap]  # a text is a path, although it 
     text: str | Sequence[str] | None = ...,
     against: str | Sequence[str] | None = ...,
     text_head: TextHead | None = ...,
+    image_size: ImageSize | None = ...,
 ) -> Explanation: ...
 
 
@@ -59,6 +61,7 @@ def explain(
     text: str | Sequence[str] | None = ...,
     against: str | Sequence[str] | None = ...,
     text_head: TextHead | None = ...,
+    image_size: ImageSize | None = ...,
 ) -> list[Explanation]: ...
 
 
@@ -74,6 +77,7 @@ def explain(
     text: str | Sequence[str] | None = None,
     against: str | Sequence[str] | None = None,
     text_head: TextHead | None = None,
+    image_size: ImageSize | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
 
@@ -93,6 +97,8 @@ def explain(
             explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
         against: a text, or several, such as other names: the heatmap shows what tells the text apart from their mean.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
+        image_size: what the model sees of an image is scaled to this height and width in pixels, or one number for
+            both: more pixels give more patches. `None` for the model's own.
 
     Returns:
         An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
@@ -103,7 +109,9 @@ def explain(
     """
     if text is None and text_head is not None:
         raise InputError("text_head= needs text=")
-    session = Session(model, method, weights, device, text_head, "classes" if text is None else "texts")
+    session = Session(
+        model, method, weights, device, text_head, "classes" if text is None else "texts", image_size=image_size
+    )
     explanations = session.explain(images, classes, top, text, against)
     return explanations[0] if is_single(images) else explanations
 
@@ -121,6 +129,7 @@ class Session:
         purpose: what the method `auto` chooses an explainer for; `auto` for classes, or for texts if there is a
             `text_head`, or if the model has no classes.
         batch_size: number of images that are explained at once; `None` for as many as `choose_batch_size` finds.
+        image_size: see `explain`.
 
     Attributes:
         target: the model.
@@ -142,11 +151,12 @@ class Session:
         text_head: TextHead | None = None,
         purpose: Literal["auto"] | Purpose = "auto",
         batch_size: int | None = None,
+        image_size: ImageSize | None = None,
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
         self.lock = threading.RLock()
-        self.target = prepare_model(model, weights, device)
+        self.target = prepare_model(model, weights, device, image_size)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
             purpose = "texts" if without or text_head is not None else "classes"

@@ -177,18 +177,22 @@ ELONGATED = 10
 """Aspect ratio above which only the middle of an image is resized, because the whole would take too much memory."""
 
 
-def middle_square(
-    image: Image.Image, size: int, resampling: Image.Resampling = Image.Resampling.BICUBIC
+def middle_crop(
+    image: Image.Image, size: tuple[int, int], resampling: Image.Resampling = Image.Resampling.BICUBIC
 ) -> Image.Image:
-    """Scale the short side to `size` pixels, and crop the square in the centre, as timm does with crop_pct=1.
+    """Scale an image to cover `size`, H and W, and crop them in the centre, as timm does with crop_pct=1.
 
-    >>> middle_square(Image.new("RGB", (400, 200)), 100).size
-    (100, 100)
+    >>> middle_crop(Image.new("RGB", (400, 200)), (100, 50)).size
+    (50, 100)
     """
     (width, height), most = image.size, ELONGATED * min(image.size)
     if max(image.size) > most:
         left, top = max(0, (width - most) // 2), max(0, (height - most) // 2)
         image = image.crop((left, top, width - left, height - top))
-    width, height = scale_size(image.size, size)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.resize((width, height), resampling).crop((left, top, left + size, top + size))
+    rows, columns = size
+    if image.width * rows < image.height * columns:
+        width, height = columns, image.height * columns // image.width
+    else:
+        width, height = image.width * rows // image.height, rows
+    left, top = round((width - columns) / 2), round((height - rows) / 2)
+    return image.resize((width, height), resampling).crop((left, top, left + columns, top + rows))

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from explainers.images.decoding import middle_square
+from explainers.images.decoding import middle_crop
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom of a rectangle in a photo, in pixels; beyond its edges where it is padded."""
@@ -28,8 +28,8 @@ class ImageTransform:
     def __call__(self, photo: Image.Image) -> Tensor:
         """Return what the model sees of an upright RGB photo: uint8 (3, H, W)."""
         filter_ = getattr(Image.Resampling, self.interpolation.upper(), Image.Resampling.BICUBIC)
-        square = middle_square(photo, self.size[0], filter_)
-        return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
+        seen = middle_crop(photo, self.size, filter_)
+        return torch.from_numpy(np.array(seen)).permute(2, 0, 1).contiguous()
 
     def see(self, photo: Image.Image) -> tuple[Tensor, Box]:
         """Return what the model sees of an upright RGB photo, uint8 (3, H, W), and where in the photo it is."""
@@ -41,6 +41,7 @@ class ImageTransform:
         >>> ImageTransform().box(400, 200)
         (100.0, 0.0, 300.0, 200.0)
         """
-        side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        return left, top, left + side, top + side
+        scale = min(height / self.size[0], width / self.size[1])
+        rows, columns = scale * self.size[0], scale * self.size[1]
+        left, top = (width - columns) / 2, (height - rows) / 2
+        return left, top, left + columns, top + rows

@@ -10,8 +10,9 @@ from torch import nn
 import explainers.models.huggingface as huggingface
 import explainers.models.torchvision_models as torchvision_models
 from explainers.errors import InputError
+from explainers.masking import ImageSize, read_size
 from explainers.models.fetching import timm_model
-from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
+from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, map_to_timm
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
 from explainers.models.plain import plain_target
@@ -26,7 +27,7 @@ def as_target(
     *,
     mean: Statistics = None,
     std: Statistics = None,
-    image_size: int | None = None,
+    image_size: ImageSize | None = None,
     classes: Sequence[str] = (),
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
@@ -35,25 +36,28 @@ def as_target(
     outputs, which is checked. One line on stderr says what became of such a model, and its normalisation.
 
     Args:
-        model: the name of a timm model, a timm module, a `TargetModel`, which is returned as it is, a model of
-            torchvision or transformers, or any module that maps normalised images (B, 3, S, S) to logits (B, K).
+        model: the name of a timm model, a timm module, a `TargetModel`, which is returned as it is, or as a copy for
+            another `image_size`, a model of torchvision or transformers, or any module that maps normalised images
+            (B, 3, H, W) to logits (B, K).
         weights: file of the weights of a timm name; or the entry of torchvision's enumeration with which a model of
             torchvision was built, such as `ResNet50_Weights.DEFAULT`, which states normalisation and class names.
         mean: mean of normalised pixels from 0 to 1, one for all channels or one for each; `None` takes the model's own,
             for torchvision that of ImageNet, for transformers that of the family's usual image processor.
         std: their standard deviation, likewise.
-        image_size: height and width of the images in pixels; `None` takes the model's own, 224 for CNNs of torchvision.
+        image_size: height and width of the images in pixels, or one number for both; a transformer interpolates its
+            positions. `None` takes the model's own, 224 for CNNs of torchvision.
         classes: names of the classes, in the order of the logits; empty for those that the model names.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
+    size = None if image_size is None else read_size(image_size)
     if isinstance(model, TargetModel):
-        if weights is None and mean is None and std is None and image_size is None and not classes:
-            return model
-        raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
-    if image_size is not None:
-        check_image_size(image_size)
+        if weights is None and mean is None and std is None and not classes:
+            return model if size is None else _override_settings(model.copied(), None, None, size, ())
+        raise InputError(
+            "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
+        )
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
     elif not isinstance(model, nn.Module):
@@ -64,7 +68,7 @@ def as_target(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     library = type(model).__module__.partition(".")[0]
     if library in LIBRARIES and not hasattr(model, "timm_model"):
-        inputs = LIBRARIES[library].find_inputs(model, weights, image_size).override(mean, std, classes)
+        inputs = LIBRARIES[library].find_inputs(model, weights, size).override(mean, std, classes)
         return _convert(model, LIBRARIES[library].plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
@@ -72,8 +76,8 @@ def as_target(
         inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes)
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
     if hasattr(model, "reset_classifier"):
-        return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
-    return plain_target(model, mean, std, image_size, classes)
+        return _override_settings(TargetModel(model).float().eval(), mean, std, size, classes)
+    return plain_target(model, mean, std, size, classes)
 
 
 LIBRARIES: dict[str, Any] = {"torchvision": torchvision_models, "transformers": huggingface}
@@ -92,11 +96,11 @@ def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs
             " and feature maps, and all metrics, but no methods of transformers"
         )
     print(f"{type(model).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
-    return target or plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes)
+    return target or plain_target(model, inputs.mean, inputs.std, inputs.size, inputs.classes)
 
 
 def _override_settings(
-    target: TargetModel, mean: Statistics, std: Statistics, image_size: int | None, classes: Sequence[str]
+    target: TargetModel, mean: Statistics, std: Statistics, size: tuple[int, int] | None, classes: Sequence[str]
 ) -> TargetModel:
     """Give a target, which is changed in place, other settings than its own; see `as_target`."""
     config = dict(target.backbone.pretrained_cfg)  # a copy; timm reads the settings of a model from it
@@ -106,21 +110,26 @@ def _override_settings(
             config[name] = tuple(values)
             getattr(target, name).copy_(torch.tensor(values)[:, None, None])
     target.backbone.pretrained_cfg = config
-    if image_size is not None:
-        _resize(target, image_size)
+    if size is not None:
+        _resize(target, size)
     if classes:
         target.classes = list_names(classes, target.num_classes)
     return target
 
 
-def _resize(target: TargetModel, image_size: int) -> None:
+def _resize(target: TargetModel, size: tuple[int, int]) -> None:
     """Change the size of the images that a target takes; a transformer interpolates its positions."""
     backbone = target.backbone
     try:
         if hasattr(backbone, "set_input_size"):
-            backbone.set_input_size(img_size=(image_size, image_size))
-        backbone.pretrained_cfg["input_size"] = (len(target.mean), image_size, image_size)
+            backbone.set_input_size(img_size=size)
+        backbone.pretrained_cfg["input_size"] = (len(target.mean), *size)
         target.check_grid(target.grid)
+        embed = getattr(backbone, "patch_embed", None)
+        if (own := getattr(embed, "img_size", None)) not in (None, size):
+            raise ValueError(f"it takes {own[0]} × {own[1]} pixels alone")
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"expected image_size that {target.name} can take, got {image_size}: {reason}") from error
+        raise InputError(
+            f"expected image_size that {target.name} can take, got {size[0]} × {size[1]}: {reason}"
+        ) from error

@@ -37,14 +37,14 @@ class Inputs:
     """The images that a model of another library takes, and the names of its classes.
 
     Args:
-        image_size: height and width of the images in pixels; None if not known.
+        size: height and width of the images in pixels; None if not known.
         mean: mean of pixels from 0 to 1; None if not known.
         std: their standard deviation; None if not known.
         origin: where mean and standard deviation come from, for messages.
         classes: names of the classes, in the order of the logits; empty if they are not known.
     """
 
-    image_size: int | None
+    size: tuple[int, int] | None
     mean: Sequence[float] | None
     std: Sequence[float] | None
     origin: str
@@ -120,7 +120,7 @@ def _build(plan: Plan) -> TargetModel:
     model.pretrained_cfg = {
         **model.pretrained_cfg,
         "architecture": plan.name,
-        "input_size": (3, plan.inputs.image_size, plan.inputs.image_size),
+        "input_size": (3, *(plan.inputs.size or ())),
         "mean": tuple(plan.inputs.mean or ()),
         "std": tuple(plan.inputs.std or ()),
     }
@@ -134,16 +134,16 @@ def _build(plan: Plan) -> TargetModel:
 def _compare_outputs(original: nn.Module, plan: Plan, target: TargetModel) -> float:
     """Compute the largest difference of outputs for probe images, relative to how far the images' outputs differ."""
     copied = copy.deepcopy(original).eval().float()
-    size, generator = target.grid.image_size, torch.Generator().manual_seed(0)
+    size, generator = target.grid.size, torch.Generator().manual_seed(0)
     noise = [torch.randn(1, 3, side, side, generator=generator) for side in PROBE_SIDES]
-    images = torch.cat([F.interpolate(each, size=(size, size), mode="bilinear") for each in noise])
+    images = torch.cat([F.interpolate(each, size=size, mode="bilinear") for each in noise])
     images = images.to(target.mean.device)
     try:
         expected = plan.outputs(copied, images)
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise InputError(
-            f"expected a model of images of {size} × {size} pixels, got {type(original).__name__}, which fails on them"
-            f" ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
+            f"expected a model of images of {size[0]} × {size[1]} pixels, got {type(original).__name__}, which fails on"
+            f" them ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
         ) from error
     embeddings = target.embed(images)
     found = embeddings if plan.head is None else target.classify(embeddings)
@@ -217,9 +217,3 @@ def channels(name: str, given: Any, count: int) -> list[float]:
             f" {name}=0.5, and divide those of pixels to 255 by 255"
         )
     return [float(value) for value in values]
-
-
-def check_image_size(image_size: Any) -> None:
-    """Raise an InputError unless the side of an image is a number of pixels."""
-    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
-        raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")

@@ -33,34 +33,40 @@ def side_by_side(
     For other arguments see `draw_annotated`.
 
     Args:
-        images: uint8, (3, S, S) each.
-        heatmaps: (P, P) each; higher is more like the other image.
+        images: uint8, (3, H, W) each.
+        heatmaps: (rows, columns) each; higher is more like the other image.
         pairs: see `Pair`.
-        size: side of each image in pixels, from 192 to 8192; by default that of the larger image, and at least 448.
+        size: longer side of each image in pixels, from 192 to 8192; by default that of the larger one, at least 448.
     """
     for image, heatmap in zip(images, heatmaps, strict=True):
         check_drawn(image, heatmap, opacity)
     side = max(448, *images[0].shape[1:], *images[1].shape[1:]) if size is None else size
     check_range(192, 8192, size=side)
     gap = side // 8
-    width = 2 * side + gap
-    canvas, draw, margin, top = titled_canvas(width, side, side, title, [method], legend)
-    corners = (margin, top), (margin + side + gap, top)
-    for corner, image, heatmap in zip(corners, images, heatmaps, strict=True):
-        canvas.paste(to_pillow(overlay(resize_image(image, side), heatmap, opacity, smooth, signed=True)), corner)
-    sides = [len(heatmap) for heatmap in heatmaps]
+    drawn = [
+        to_pillow(overlay(resize_image(image, side), heatmap, opacity, smooth, signed=True))
+        for image, heatmap in zip(images, heatmaps, strict=True)
+    ]
+    width, height = drawn[0].width + gap + drawn[1].width, max(each.height for each in drawn)
+    canvas, draw, margin, top = titled_canvas(width, height, side, title, [method], legend)
+    corners = (margin, top), (margin + drawn[0].width + gap, top)
+    for corner, each in zip(corners, drawn, strict=True):
+        canvas.paste(each, corner)
+    steps = [each.width / heatmap.shape[1] for each, heatmap in zip(drawn, heatmaps, strict=True)]
     for number, pair in reversed(list(enumerate(pairs))):  # the strongest last, over the others
-        boxes = [_box(patch, across, corner, side) for patch, across, corner in zip(pair, sides, corners, strict=True)]
+        boxes = [
+            _box(patch, heatmap.shape[1], corner, step)
+            for patch, heatmap, corner, step in zip(pair, heatmaps, corners, steps, strict=True)
+        ]
         _draw_pair(draw, boxes, number, max(side // 200, 2), side / 24)
     if legend:
-        draw_legend(draw, (margin, top + side + margin), side, True, LIKENESS)
+        draw_legend(draw, (margin, top + height + margin), drawn[0].width, True, LIKENESS)
     return canvas
 
 
-def _box(patch: int, across: int, corner: tuple[int, int], side: int) -> tuple[float, float, float, float]:
+def _box(patch: int, across: int, corner: tuple[int, int], step: float) -> tuple[float, float, float, float]:
     """Left, top, right and bottom of a patch on the canvas."""
     row, column = divmod(patch, across)
-    step = side / across
     left, top = corner[0] + column * step, corner[1] + row * step
     return left, top, left + step, top + step
 

@@ -104,7 +104,7 @@ def test_an_opened_image_has_all_that_the_browser_draws(shown):
     assert [[index, value] for index, _, value in found["classes"]] == [
         [index, pytest.approx(value)] for index, value in zip(most.indices.tolist(), most.values.tolist(), strict=True)
     ]
-    assert found["side"] == 4 and re.fullmatch(r"rgb\(\d+, \d+, \d+\)", found["hiding"])
+    assert (found["rows"], found["columns"]) == (4, 4) and re.fullmatch(r"rgb\(\d+, \d+, \d+\)", found["hiding"])
 
 
 def bytes_of(colours):

@@ -16,7 +16,7 @@ from PIL.ExifTags import Base
 
 from explainers.app.photos import decode_batches, decode_seen, is_single, list_photos
 from explainers.errors import InputError
-from explainers.images.decoding import CorruptImage, middle_square
+from explainers.images.decoding import CorruptImage, middle_crop
 from explainers.images.transform import ImageTransform
 from explainers.runtime import progress
 
@@ -41,7 +41,7 @@ def test_the_square_is_that_of_timm_s_transform(size, interpolation):
     image = IMAGE.resize(size)
     data = {"input_size": (3, 24, 24), "crop_pct": 1.0, "interpolation": interpolation}
     expected = timm.data.create_transform(**data, mean=(0, 0, 0), std=(1, 1, 1))(image)
-    got = np.array(middle_square(image, 24, Image.Resampling[interpolation.upper()]))
+    got = np.array(middle_crop(image, (24, 24), Image.Resampling[interpolation.upper()]))
     assert np.abs(got - 255 * expected.permute(1, 2, 0).numpy()).max() < 0.01
 
 

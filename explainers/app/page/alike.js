@@ -24,14 +24,14 @@ async function compare() {
   const reply = await ask("alike", { other: key });
   if (!reply || key !== other?.key) return;
   const pairs = new Int16Array(bytes(reply.pairs).buffer);
-  alike = { ...reply, pairs, tiles: reply.colours.map((colours) => tile(bytes(colours), view.side)) };
+  alike = { ...reply, pairs, tiles: reply.colours.map((colours) => tile(bytes(colours), view)) };
   $(".alike").hidden = false;
   drawAlike();
 }
 
 /** What all patches of the other image add to the similarity together with one patch. */
 function matches(side, patch) {
-  const total = view.side ** 2;
+  const total = view.rows * view.columns;
   const at = side === 0 ? (i) => patch * total + i : (i) => i * total + patch;
   return Float32Array.from({ length: total }, (_, i) => alike.pairs[at(i)] * alike.scale);
 }
@@ -41,7 +41,7 @@ function lit(values) {
   const strongest = Math.max(...values.map(Math.abs)) || 1;
   const colours = new Uint8ClampedArray(4 * values.length);
   values.forEach((value, i) => colours.set([...(value > 0 ? alike.red : alike.blue), (255 * Math.abs(value)) / strongest], 4 * i));
-  return tile(colours, view.side);
+  return tile(colours, view);
 }
 
 /** Draw both images: heatmaps at rest; with a patch that is pointed at, those that match it. */
@@ -58,14 +58,14 @@ function drawAlike() {
     caption.querySelector(".name").textContent = shown.name;
     caption.querySelector(".dot").hidden = true;
     showLegend(caption.querySelector(".legend"), own ? null : alike.legends[side]);
-    Object.assign(canvas, { tabIndex: 0, onpointermove: (event) => pinned || point(side, patchAt(canvas, view.side, event)) });
+    Object.assign(canvas, { tabIndex: 0, onpointermove: (event) => pinned || point(side, patchAt(canvas, view, event)) });
     canvas.setAttribute("role", "application");
     canvas.setAttribute("aria-label", `${shown.name}; arrow keys choose a patch, whose matches light up in the other image`);
     canvas.dataset.lit = pointed && !own ? pointed.patch : "";
     canvas.onpointerleave = () => pinned || rest();
     canvas.onblur = () => ((pinned = false), rest());
     canvas.onclick = (event) => {
-      const patch = patchAt(canvas, view.side, event);
+      const patch = patchAt(canvas, view, event);
       pinned = !(pinned && pointed?.side === side && pointed.patch === patch);
       point(side, patch);
     };
@@ -73,7 +73,7 @@ function drawAlike() {
       if (!event.key.startsWith("Arrow")) return;
       event.preventDefault();
       pinned = true;
-      point(side, pointed?.side === side ? neighbour(pointed.patch, view.side, event.key) : 0);
+      point(side, pointed?.side === side ? neighbour(pointed.patch, view, event.key) : 0);
     };
   });
   const sum = values?.reduce((total, value) => total + value, 0);
@@ -95,8 +95,8 @@ function rest() {
 
 /** Frame a patch, and write its number beside it. */
 function mark(canvas, patch, colour, number = "") {
-  const context = canvas.getContext("2d"), step = canvas.width / view.side;
-  const left = (patch % view.side) * step, top = Math.floor(patch / view.side) * step;
+  const context = canvas.getContext("2d"), step = canvas.width / view.columns;
+  const left = (patch % view.columns) * step, top = Math.floor(patch / view.columns) * step;
   for (const [stroke, width] of [["#000", 5], [colour, 2.5]]) {
     Object.assign(context, { globalAlpha: 1, strokeStyle: stroke, lineWidth: width });
     context.strokeRect(left, top, step, step);

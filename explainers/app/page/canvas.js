@@ -14,21 +14,21 @@ function bytes(text) {
 }
 
 /** A heatmap as a picture with one pixel for each patch, from the bytes of its RGBA colours. */
-function tile(colours, side) {
-  const canvas = Object.assign(document.createElement("canvas"), { width: side, height: side });
-  canvas.getContext("2d").putImageData(new ImageData(colours, side, side), 0, 0);
+function tile(colours, { rows, columns }) {
+  const canvas = Object.assign(document.createElement("canvas"), { width: columns, height: rows });
+  canvas.getContext("2d").putImageData(new ImageData(colours, columns, rows), 0, 0);
   return canvas;
 }
 
 /** Draw an image, and if there is one, the tile of a heatmap over it. */
 function paint(canvas, image, heatmap, { opacity, smooth }) {
-  const size = (canvas.width = canvas.height = image.naturalWidth);
+  Object.assign(canvas, { width: image.naturalWidth, height: image.naturalHeight });
   const context = canvas.getContext("2d");
   context.drawImage(image, 0, 0);
   if (!heatmap) return;
   context.globalAlpha = opacity;
   context.imageSmoothingEnabled = smooth;
-  context.drawImage(heatmap, 0, 0, size, size);
+  context.drawImage(heatmap, 0, 0, canvas.width, canvas.height);
 }
 
 /** Show what the colours of a heatmap mean, a bar above words; nothing without a legend. */
@@ -39,10 +39,10 @@ function showLegend(element, legend) {
 }
 
 /** Draw an image whose hidden patches have the colour that the model sees there; `cursor` is the patch of the keys. */
-function paintHidden(canvas, image, hidden, { side, hiding }, cursor) {
-  const size = (canvas.width = canvas.height = image.naturalWidth);
-  const context = canvas.getContext("2d"), step = size / side;
-  const corner = (patch) => [(patch % side) * step, Math.floor(patch / side) * step];
+function paintHidden(canvas, image, hidden, { columns, hiding }, cursor) {
+  Object.assign(canvas, { width: image.naturalWidth, height: image.naturalHeight });
+  const context = canvas.getContext("2d"), step = canvas.width / columns;
+  const corner = (patch) => [(patch % columns) * step, Math.floor(patch / columns) * step];
   context.drawImage(image, 0, 0);
   context.fillStyle = hiding;
   for (const patch of hidden) context.fillRect(...corner(patch), step, step);
@@ -55,15 +55,15 @@ function paintHidden(canvas, image, hidden, { side, hiding }, cursor) {
 }
 
 /** The patch below a pointer. */
-function patchAt(canvas, side, { clientX, clientY }) {
+function patchAt(canvas, { rows, columns }, { clientX, clientY }) {
   const box = canvas.getBoundingClientRect();
-  const cell = (at, size) => Math.min(Math.max(Math.floor((at * side) / size), 0), side - 1);
-  return cell(clientY - box.top, box.height) * side + cell(clientX - box.left, box.width);
+  const cell = (at, size, count) => Math.min(Math.max(Math.floor((at * count) / size), 0), count - 1);
+  return cell(clientY - box.top, box.height, rows) * columns + cell(clientX - box.left, box.width, columns);
 }
 
 /** The patch beside another one in the direction of an arrow key; the same one at the rim. */
-function neighbour(patch, side, key) {
-  const row = Math.floor(patch / side) + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0);
-  const column = (patch % side) + ({ ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0);
-  return Math.min(Math.max(row, 0), side - 1) * side + Math.min(Math.max(column, 0), side - 1);
+function neighbour(patch, { rows, columns }, key) {
+  const row = Math.floor(patch / columns) + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0);
+  const column = (patch % columns) + ({ ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0);
+  return Math.min(Math.max(row, 0), rows - 1) * columns + Math.min(Math.max(column, 0), columns - 1);
 }

@@ -19,7 +19,7 @@ from explainers.app.choosing import estimate_passes
 from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, checks_choices
-from explainers.images.decoding import middle_square
+from explainers.images.decoding import middle_crop
 from explainers.likeness import Likeness, likeness
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
@@ -87,8 +87,8 @@ class OpenedImage:
         self.target = session.target
         self.grid = session.target.grid
         self.turns = turns
-        side = max(PICTURE_SIZE // self.grid.side, 1) * self.grid.side
-        self.picture = middle_square(image, side)
+        step = max(PICTURE_SIZE // max(self.grid.shape), 1)
+        self.picture = middle_crop(image, (step * self.grid.shape[0], step * self.grid.shape[1]))
         self.image = session.transform(image)[None].to(self.target.mean.device)
         self.probabilities: Tensor | None = None
         with turns.turn(), torch.no_grad():

@@ -55,7 +55,7 @@ async function open(reply) {
   if (opening !== openings) return;
   maps = new Map();
   view = { ...opened, image, grey };
-  Object.assign(state, { test: "most", amount: Math.round(0.2 * view.side ** 2), painted: new Set(), points: [] });
+  Object.assign(state, { test: "most", amount: Math.round(0.2 * view.rows * view.columns), painted: new Set(), points: [] });
   $('[name="side"]').checked = true;
   $(".opened").hidden = false;
   say("");
@@ -83,7 +83,7 @@ async function explainBy(method, index) {
   if (known) return;
   const reply = await ask("heatmap", { method, index, against: against(index) });
   if (!reply) return;
-  maps.set(key, { tile: tile(bytes(reply.colours), view.side), order: reply.order, legend: reply.legend });
+  maps.set(key, { tile: tile(bytes(reply.colours), view), order: reply.order, legend: reply.legend });
   if (index !== state.index) return;
   state.chosen = reply.class;
   listClasses();
