@@ -66,7 +66,7 @@ def measure(target: TargetModel, methods: dict[str, Any], gallery: Tensor, optio
     generator = torch.Generator().manual_seed(0)
     scores: Scores = {}
     seen = 0
-    for images, truth in batches(options.root, target.grid.image_size, options.limit):
+    for images, truth in batches(options.root, target.grid.size[0], options.limit):
         with torch.no_grad():
             own = target.embed(target.normalise(images))
         noise = torch.rand(len(images), *target.grid.shape, generator=generator)
