@@ -43,6 +43,10 @@ def spread(length: int, limit: int | None) -> list[int]:
 
 def check_crop(image_size: int, crop_fraction: float | None) -> None:
     """Raise an InputError unless the crop has pixels, and keeps at most the whole image."""
+    if not isinstance(image_size, int):
+        raise InputError(
+            f"image_size={image_size}: data sets are cropped to squares: set grid.image_size to one number"
+        )
     check_positive(image_size=image_size)
     if crop_fraction is not None and not 0 < crop_fraction <= 1:
         raise InputError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")

@@ -20,7 +20,7 @@ from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 
-ABSENT = ("texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer", "k")
+ABSENT = ("texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer", "image_size", "k")
 """Options that only some commands have; `None` for the others."""
 
 METHOD = "NAME or NAME(option=value, ...)"
@@ -141,13 +141,13 @@ def parser() -> Parser:
     command.set_defaults(**dict.fromkeys(ABSENT), method=["auto"])
     commands = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
     model = _model_options()
-    passes = _passes_options()
-    _add_explain(commands, [model, _method_options(), passes])
-    _add_nearest(commands, [model, _method_options()])
-    _add_serve(commands, [model, _method_options()])
+    size, passes = _size_options(), _passes_options()
+    _add_explain(commands, [model, size, _method_options(), passes])
+    _add_nearest(commands, [model, size, _method_options()])
+    _add_serve(commands, [model, size, _method_options()])
     add = commands.add_parser("list", parents=[model], help="list trained explainers and methods")
     add.set_defaults(module="explainers.app.list_command", run="list_all")
-    _add_benchmark(commands, [model, passes])
+    _add_benchmark(commands, [model, size, passes])
     return command
 
 
@@ -157,6 +157,17 @@ def _model_options() -> Parser:
     options.add_argument("--weights", metavar="FILE", help="its weights, .safetensors or .pth (default: timm's)")
     options.add_argument("--head", metavar="FILE", help="head.safetensors of another task on the same backbone")
     options.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:1 (default: a GPU if there is one)")
+    return options
+
+
+def _size_options() -> Parser:
+    options = Parser(add_help=False)
+    options.add_argument(
+        "--image-size",
+        type=parse_size,
+        metavar="PIXELS",
+        help="448, or 224x448 for height and width: more pixels give more patches (default: the model's own)",
+    )
     return options
 
 
@@ -288,6 +299,18 @@ def parse_positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
     return int(text)
+
+
+def parse_size(text: str) -> int | tuple[int, int]:
+    """A number of pixels, or height and width with an x between them.
+
+    >>> parse_size("448"), parse_size("224x448")
+    (448, (224, 448))
+    """
+    sides = [parse_positive(side) for side in text.split("x")]
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f"expected pixels, such as 448 or 224x448, got {text}")
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
 def parse_path(text: str) -> Path:

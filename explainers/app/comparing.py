@@ -234,7 +234,7 @@ def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None
     """Compare photos with other ones, pair by pair; a single one with all others."""
     session = first.session
     with session.computing():
-        found = likeness_of_vectors(first.vectors, second.vectors, centre)
+        found = likeness_of_vectors(first.vectors, second.vectors, session.target.grid.shape, centre)
     count = len(found.similarity)
     ones, others = (
         [(each.photos[row], each.pixels[row]) for row in (range(count) if len(each.photos) == count else [0] * count)]

@@ -16,6 +16,7 @@ from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.images.listing import endings, list_images
+from explainers.masking import read_size
 from explainers.posthoc.names import label_methods
 from explainers.runtime.progress import show_passes
 from explainers.saved.files import printable
@@ -161,6 +162,8 @@ def command_to_serve(options: Namespace) -> str:
     chosen = {name: getattr(options, name) for name in ("model", "weights", "head", "explainer")}
     method = next(iter(label_methods(options.method)))
     chosen["method"] = None if method == "auto" else method
+    if options.image_size:
+        chosen["image-size"] = "x".join(map(str, read_size(options.image_size)))
     words = [word for name, value in chosen.items() if value for word in (f"--{name}", value)]
     return shlex.join(["explainers", "serve", *words])
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from explainers.errors import InputError
+from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
 from explainers.text import TextHead, clip_text_head
 
@@ -16,14 +17,17 @@ IMAGE_TOWERS = ("clip", "siglip")
 
 
 def prepare_model(
-    model: str | nn.Module, weights: str | Path | None = None, device: str | torch.device | None = None
+    model: str | nn.Module,
+    weights: str | Path | None = None,
+    device: str | torch.device | None = None,
+    image_size: ImageSize | None = None,
 ) -> TargetModel:
     """Build the model to explain, with the arguments of `Session`, in eval mode; its weights need no gradients.
 
     The caller's model stays as it is; a `TargetModel` shares its weights. An InputError is raised for a model of grey
     images, and a device that this machine does not have.
     """
-    target = as_target(model, weights)
+    target = as_target(model, weights, image_size=image_size)
     target = _share_weights(target) if target is model else target
     if device is None and isinstance(model, str) and torch.cuda.is_available():
         device = "cuda"

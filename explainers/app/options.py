@@ -14,7 +14,7 @@ from explainers.app.choosing import Method, choose, estimate_passes
 from explainers.app.command import DEFAULT_MODEL, parse_methods
 from explainers.app.session import Session
 from explainers.errors import InputError
-from explainers.models import TargetModel
+from explainers.models import TargetModel, as_target
 from explainers.models.fetching import timm_model
 from explainers.models.names import class_index
 from explainers.models.removal import check_removal
@@ -55,6 +55,8 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     if options.explainer and options.model is None:
         if options.weights or options.head:
             raise InputError("expected --model beside --weights or --head, got --explainer alone: name the model")
+        if options.image_size:
+            raise InputError("expected --model beside --image-size, got --explainer alone: name the model")
         explainer = load(options.explainer)
         return explainer.target, None, [explainer]
     methods: list[Method] = [
@@ -62,9 +64,10 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     ]
     methods = [Path(options.explainer)] if options.explainer else methods
     model = options.model or DEFAULT_MODEL
-    if options.head is None:
+    if options.head is None and options.image_size is None:
         return model, options.weights, methods
-    return TargetModel(timm_model(model, options.weights), head=options.head).eval(), None, methods
+    target = TargetModel(timm_model(model, options.weights), head=options.head).eval()
+    return as_target(target, image_size=options.image_size), None, methods
 
 
 def choose_device(options: Namespace) -> str | None:
@@ -133,9 +136,9 @@ def announce_passes(sessions: Sequence[Session], pictures: int) -> None:
 @torch.no_grad()
 def _seconds_per_pass(session: Session) -> float:
     """The time of a forward pass in a batch, of which the first is not timed."""
-    side, device = session.target.grid.image_size, session.target.mean.device
-    grey = torch.full((TRIED, 3, side, side), 128, dtype=torch.uint8, device=device)
-    session.target(grey)
+    target = session.target
+    grey = torch.full((TRIED, len(target.mean), *target.grid.size), 128, dtype=torch.uint8, device=target.mean.device)
+    target(grey)
     start = time.perf_counter()
-    session.target(grey).sum().item()  # which waits for the device
+    target(grey).sum().item()  # which waits for the device
     return (time.perf_counter() - start) / TRIED

@@ -19,6 +19,7 @@ from explainers.app.explanation import Explanation
 from explainers.app.model import find_text_head, is_image_tower, prepare_model
 from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_photos, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
+from explainers.masking import ImageSize
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
 from explainers.posthoc.defaults import Purpose
@@ -46,6 +47,7 @@ def explain(  # type: ignore[overload-overlap]  # a text is a path, although it 
     text: str | Sequence[str] | None = ...,
     against: Against = ...,
     text_head: TextHead | None = ...,
+    image_size: ImageSize | None = ...,
 ) -> Explanation: ...
 
 
@@ -62,6 +64,7 @@ def explain(
     text: str | Sequence[str] | None = ...,
     against: Against = ...,
     text_head: TextHead | None = ...,
+    image_size: ImageSize | None = ...,
 ) -> list[Explanation]: ...
 
 
@@ -77,6 +80,7 @@ def explain(
     text: str | Sequence[str] | None = None,
     against: Against = None,
     text_head: TextHead | None = None,
+    image_size: ImageSize | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
 
@@ -97,6 +101,8 @@ def explain(
         against: another class, or several: why this class rather than those? The heatmap shows what tells the class
             (by default the most probable other one) apart from their mean. Beside `text`, other texts.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
+        image_size: what the model sees of an image is scaled to this height and width in pixels, or one number for
+            both: more pixels give more patches. `None` for the model's own.
 
     Returns:
         An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
@@ -107,7 +113,9 @@ def explain(
     """
     if text is None and text_head is not None:
         raise InputError("text_head= needs text=")
-    session = Session(model, method, weights, device, text_head, "classes" if text is None else "texts")
+    session = Session(
+        model, method, weights, device, text_head, "classes" if text is None else "texts", image_size=image_size
+    )
     explanations = session.explain(images, classes, top, text, against)
     return explanations[0] if is_single(images) else explanations
 
@@ -125,6 +133,7 @@ class Session:
         purpose: what the method `auto` chooses an explainer for; `auto` for classes, or for texts if there is a
             `text_head`, or if the model has no classes.
         batch_size: number of images that are explained at once; `None` for as many as `choose_batch_size` finds.
+        image_size: see `explain`.
 
     Attributes:
         target: the model.
@@ -146,11 +155,12 @@ class Session:
         text_head: TextHead | None = None,
         purpose: Literal["auto"] | Purpose = "auto",
         batch_size: int | None = None,
+        image_size: ImageSize | None = None,
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
         self.lock = threading.RLock()
-        self.target = prepare_model(model, weights, device)
+        self.target = prepare_model(model, weights, device, image_size)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
             purpose = "texts" if without or text_head is not None else "classes"

@@ -11,9 +11,10 @@ from torch import nn
 import explainers.models.huggingface as huggingface
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
+from explainers.masking import ImageSize, read_size
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
-from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
+from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, map_to_timm
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names, read_names
 from explainers.models.plain import plain_target
@@ -30,7 +31,7 @@ def as_target(
     *,
     mean: Statistics = None,
     std: Statistics = None,
-    image_size: int | None = None,
+    image_size: ImageSize | None = None,
     classes: Sequence[str] | str | Path = (),
     processor: Any = None,
 ) -> TargetModel:
@@ -40,14 +41,16 @@ def as_target(
     outputs, which is checked. One line on stderr says what became of such a model, and its normalisation.
 
     Args:
-        model: the name of a timm model, a timm module, a `TargetModel`, which is returned as it is, a model of
-            torchvision or transformers, or any module that maps normalised images (B, 3, S, S) to logits (B, K).
+        model: the name of a timm model, a timm module, a `TargetModel`, which is returned as it is, or as a copy for
+            another `image_size`, a model of torchvision or transformers, or any module that maps normalised images
+            (B, 3, H, W) to logits (B, K).
         weights: file of the weights of a timm name; or the entry of torchvision's enumeration with which a model of
             torchvision was built, such as `ResNet50_Weights.DEFAULT`, which states normalisation and class names.
         mean: mean of normalised pixels from 0 to 1, one for all channels or one for each; `None` takes the model's own,
             for torchvision that of ImageNet, for transformers that of the family's usual image processor.
         std: their standard deviation, likewise.
-        image_size: height and width of the images in pixels; `None` takes the model's own, 224 for CNNs of torchvision.
+        image_size: height and width of the images in pixels, or one number for both; a transformer interpolates its
+            positions. `None` takes the model's own, 224 for CNNs of torchvision.
         classes: names of the classes, in the order of the logits, or a file of them, see `read_names`; empty for those
             that the model names.
         processor: what prepared the photos of its training: an image processor of transformers, or torchvision's
@@ -57,17 +60,18 @@ def as_target(
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
+    size = None if image_size is None else read_size(image_size)
     if isinstance(model, TargetModel):
-        if not classes and all(each is None for each in (weights, mean, std, image_size, processor)):
-            return model
-        raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
+        if not classes and all(each is None for each in (weights, mean, std, processor)):
+            return model if size is None else _override_settings(model.copied(), None, None, size, (), None)
+        raise InputError(
+            "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
+        )
     transform = None
     if processor is not None:
         found = read_processor(processor)
-        transform, image_size = found.transform, image_size or found.transform.size[0]
+        transform, size = found.transform, size or found.transform.size
         mean, std = found.mean if mean is None else mean, found.std if std is None else std
-    if image_size is not None:
-        check_image_size(image_size)
     if isinstance(classes, str | Path):
         classes = read_names(classes)
     if isinstance(model, str):
@@ -80,7 +84,7 @@ def as_target(
     model = take_off_wrappers(model)
     library = find_library(model)
     if library is not None and not hasattr(model, "timm_model"):
-        inputs = library.find_inputs(model, weights, image_size).override(mean, std, classes, transform)
+        inputs = library.find_inputs(model, weights, size).override(mean, std, classes, transform)
         return _convert(model, library.plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
@@ -89,8 +93,8 @@ def as_target(
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
         transform = inputs.transform
     if is_of_timm(model):
-        return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes, transform)
-    return _search(model, Inputs(image_size, mean, std, "as given", classes, transform))
+        return _override_settings(TargetModel(model).float().eval(), mean, std, size, classes, transform)
+    return _search(model, Inputs(size, mean, std, "as given", classes, transform))
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -110,7 +114,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
     reasons = [reason] if reason else []
     for inside in backbones:
         try:
-            target, said = take_apart(model, inside, inputs.mean, inputs.std, inputs.image_size)
+            target, said = take_apart(model, inside, inputs.mean, inputs.std, inputs.size)
         except Unmapped as error:
             reasons.append(
                 f"{inside} inside ({type(model.get_submodule(inside)).__name__}) is not followed by a head: {error}"
@@ -119,7 +123,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
         print(f"{name}: {said}", file=sys.stderr, flush=True)
         return _override_settings(target, None, None, None, inputs.classes, inputs.transform)
     if backbones:
-        own = read_inputs(model.get_submodule(backbones[0]), inputs.image_size)
+        own = read_inputs(model.get_submodule(backbones[0]), inputs.size)
         inputs = own.override(inputs.mean, inputs.std, inputs.classes, inputs.transform)
     if reasons:
         by_hand = "; if you know its head, give TargetModel(backbone, head=head)" if backbones else ""
@@ -129,14 +133,14 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
             file=sys.stderr,
             flush=True,
         )
-    return plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes, inputs.transform)
+    return plain_target(model, inputs.mean, inputs.std, inputs.size, inputs.classes, inputs.transform)
 
 
 def _override_settings(
     target: TargetModel,
     mean: Statistics,
     std: Statistics,
-    image_size: int | None,
+    size: tuple[int, int] | None,
     classes: Sequence[str],
     transform: ImageTransform | None,
 ) -> TargetModel:
@@ -150,21 +154,26 @@ def _override_settings(
     if transform is not None:
         config["transform"] = transform
     target.backbone.pretrained_cfg = config
-    if image_size is not None:
-        _resize(target, image_size)
+    if size is not None:
+        _resize(target, size)
     if classes:
         target.classes = list_names(classes, target.num_classes)
     return target
 
 
-def _resize(target: TargetModel, image_size: int) -> None:
+def _resize(target: TargetModel, size: tuple[int, int]) -> None:
     """Change the size of the images that a target takes; a transformer interpolates its positions."""
     backbone = target.backbone
     try:
         if hasattr(backbone, "set_input_size"):
-            backbone.set_input_size(img_size=(image_size, image_size))
-        backbone.pretrained_cfg["input_size"] = (len(target.mean), image_size, image_size)
+            backbone.set_input_size(img_size=size)
+        backbone.pretrained_cfg["input_size"] = (len(target.mean), *size)
         target.check_grid(target.grid)
+        embed = getattr(backbone, "patch_embed", None)
+        if (own := getattr(embed, "img_size", None)) not in (None, size):
+            raise ValueError(f"it takes {own[0]} × {own[1]} pixels alone")
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"expected image_size that {target.name} can take, got {image_size}: {reason}") from error
+        raise InputError(
+            f"expected image_size that {target.name} can take, got {size[0]} × {size[1]}: {reason}"
+        ) from error

@@ -64,25 +64,25 @@ def find_backbones(model: nn.Module) -> list[str]:
     return sorted(sizes, key=lambda name: -sizes[name])
 
 
-def read_inputs(part: Any, image_size: int | None = None) -> Inputs:
+def read_inputs(part: Any, size: tuple[int, int] | None = None) -> Inputs:
     """Return the images that a known backbone takes."""
     library = find_library(part)
     if library is not None:
-        inputs: Inputs = library.find_inputs(part, None, image_size)
+        inputs: Inputs = library.find_inputs(part, None, size)
         return inputs
     config = timm.data.resolve_model_data_config(part)
-    return Inputs(image_size or config["input_size"][-1], config["mean"], config["std"], "those of its config")
+    return Inputs(size or config["input_size"][1:], config["mean"], config["std"], "those of its config")
 
 
 def take_apart(
-    model: nn.Module, name: str, mean: Statistics, std: Statistics, image_size: int | None
+    model: nn.Module, name: str, mean: Statistics, std: Statistics, size: tuple[int, int] | None
 ) -> tuple[TargetModel, str]:
     """Take the backbone `name` inside of a module as G, and what the module computes of its embedding as H.
 
     Args:
         model: any module, which stays as it is.
         name: of a backbone that `find_backbones` returns.
-        mean: mean of the pixels that the module takes; likewise `std` and `image_size`, see `as_target`.
+        mean: mean of the pixels that the module takes; likewise `std` and `size`, see `as_target`.
 
     Returns:
         The target, in eval mode, and what a line says about it.
@@ -93,13 +93,13 @@ def take_apart(
     """
     own = copy_module(model).float().eval()
     part: Any = own.get_submodule(name)
-    inside = _embed_like(part, image_size)
+    inside = _embed_like(part, size)
     probes = draw_probes(inside)
     try:
         seen, outputs, expected = _record(own, part, probes)
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
-    inputs = _read_normalisation(probes, seen, read_inputs(part, image_size), mean, std)
+    inputs = _read_normalisation(probes, seen, read_inputs(part, size), mean, std)
     rest = Rest(own, part, inside.head, outputs, probes.shape[1:])
     target = _find_pooling(inside, rest, seen, expected)
     embeddings = target.embed(seen)
@@ -115,17 +115,17 @@ def take_apart(
     return found, f"{said}; outputs differ by at most {difference:.0g}; {inputs}"
 
 
-def _embed_like(part: Any, image_size: int | None) -> TargetModel:
+def _embed_like(part: Any, size: tuple[int, int] | None) -> TargetModel:
     """A target of a backbone, which takes images of another size if one is given, in timm's architecture."""
     library = find_library(part)
     try:
         if library is not None:
-            return map_to_timm(part, library.plan(part, read_inputs(part, image_size)))[0]
-        if image_size is not None:
+            return map_to_timm(part, library.plan(part, read_inputs(part, size)))[0]
+        if size is not None:
             if hasattr(part, "set_input_size"):
-                part.set_input_size(img_size=(image_size, image_size))
+                part.set_input_size(img_size=size)
             in_channels = timm.data.resolve_model_data_config(part)["input_size"][0]
-            part.pretrained_cfg = {**part.pretrained_cfg, "input_size": (in_channels, image_size, image_size)}
+            part.pretrained_cfg = {**part.pretrained_cfg, "input_size": (in_channels, *size)}
         return TargetModel(part).eval()
     except InputError as error:
         raise Unmapped(str(error)) from error

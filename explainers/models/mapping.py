@@ -39,7 +39,7 @@ class Inputs:
     """The images that a model of another library takes, and the names of its classes.
 
     Args:
-        image_size: height and width of the images in pixels; None if not known.
+        size: height and width of the images in pixels; None if not known.
         mean: mean of pixels from 0 to 1; None if not known.
         std: their standard deviation; None if not known.
         origin: where mean and standard deviation come from, for messages.
@@ -47,7 +47,7 @@ class Inputs:
         transform: how photos become these images; None if not known.
     """
 
-    image_size: int | None
+    size: tuple[int, int] | None
     mean: Sequence[float] | None
     std: Sequence[float] | None
     origin: str
@@ -149,7 +149,7 @@ def _build(plan: Plan) -> TargetModel:
     model.pretrained_cfg = {
         **model.pretrained_cfg,
         "architecture": plan.name,
-        "input_size": (3, plan.inputs.image_size, plan.inputs.image_size),
+        "input_size": (3, *(plan.inputs.size or ())),
         "mean": tuple(plan.inputs.mean or ()),
         "std": tuple(plan.inputs.std or ()),
         "transform": plan.inputs.transform,
@@ -258,9 +258,3 @@ def channels(name: str, given: Any, count: int) -> list[float]:
             f" {name}=0.5, and divide those of pixels to 255 by 255"
         )
     return [float(value) for value in values]
-
-
-def check_image_size(image_size: Any) -> None:
-    """Raise an InputError unless the side of an image is a number of pixels."""
-    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
-        raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")

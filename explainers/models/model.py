@@ -121,26 +121,24 @@ class TargetModel(nn.Module):
         largest ones up to the size of its training that these patches cover.
 
         Raises:
-            InputError: if the images are not square, or do not consist of the model's patches.
+            InputError: if the images do not consist of the model's patches, or these are not square.
 
         >>> import timm
-        >>> TargetModel(timm.create_model("test_vit")).grid, TargetModel(timm.create_model("test_resnet")).grid.side
-        (PatchGrid(image_size=160, patch_size=16, differs=False), 10)
+        >>> TargetModel(timm.create_model("test_vit")).grid, TargetModel(timm.create_model("test_resnet")).grid.shape
+        (PatchGrid(image_size=160, patch_size=16, differs=False), (10, 10))
         """
         embed, config = getattr(self.backbone, "patch_embed", None), timm.data.resolve_model_data_config(self.backbone)
         height, width = getattr(embed, "img_size", None) or config["input_size"][1:]
-        if height != width:
-            raise InputError(
-                f"expected a model of square images, got one of {height} × {width} pixels: set"
-                f" ++target.model.img_size={min(height, width)}"
-            )
+        own = getattr(embed, "patch_size", None)
+        if self.patch_size and isinstance(own, tuple) and own[0] != own[1]:
+            raise InputError(f"expected a model of square patches, got {self.name} with {own[0]} × {own[1]} pixels")
         default: int = getattr(self.backbone, "default_patch_size", DEFAULT_PATCH)
         patch = self.patch_size or default
-        covered = height - height % patch
-        if covered != height and (self.patch_size or getattr(embed, "strict_img_size", False)):
+        covered = height - height % patch, width - width % patch
+        if covered != (height, width) and (self.patch_size or getattr(embed, "strict_img_size", False)):
             raise InputError(
                 f"expected a model whose images consist of patches of {patch} pixels, got images of {height} ×"
-                f" {height}: set ++target.model.img_size={covered}"
+                f" {width}: take image_size={covered}, or ++target.model.img_size={list(covered)} in a config"
             )
         return PatchGrid(covered, patch)
 
@@ -157,12 +155,13 @@ class TargetModel(nn.Module):
 
         CNNs and Swin have feature maps of several sizes, so they accept patches of any size.
         """
-        embed, side = getattr(self.backbone, "patch_embed", None), grid.image_size
-        images = getattr(embed, "img_size", None) if getattr(embed, "strict_img_size", False) else None
-        if images is not None and images != (side, side):
+        embed, (height, width) = getattr(self.backbone, "patch_embed", None), grid.size
+        strict = getattr(embed, "strict_img_size", False) and getattr(embed, "img_size", None)
+        if strict and (own := PatchGrid(strict, 1)).size != grid.size:
             raise InputError(
-                f"expected a grid of images of {images[0]} × {images[1]} pixels, as {self.name} takes, got {side} ×"
-                f" {side}: set grid.image_size={images[0]}, or ++target.model.img_size={side}"
+                f"expected a grid of images of {own.size[0]} × {own.size[1]} pixels, as {self.name} takes, got"
+                f" {height} × {width}: set grid.image_size={own.image_size}, or"
+                f" ++target.model.img_size={grid.image_size}"
             )
         if self.patch_size not in (None, grid.patch_size) and not grid.differs:
             raise InputError(

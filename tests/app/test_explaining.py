@@ -19,7 +19,7 @@ from explainers.app.choosing import choose_batch_size
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.masking import mask_pixels
-from explainers.models import TargetModel
+from explainers.models import TargetModel, as_target
 from explainers.models.names import class_names
 from explainers.models.plain import plain_target
 from explainers.report.overlays import draw_annotated
@@ -77,7 +77,7 @@ def planted(row, column, side=4, size=16):
 def test_the_heatmap_peaks_where_the_model_looks_after_resizing_cropping_and_turning(tmp_path, turned):
     """The middle 128 × 128 of a landscape of 256 × 128 pixels is seen at half the size: patches have 32 pixels."""
     target = planted(row=1, column=3)
-    side = target.grid.side
+    side = target.grid.shape[0]
     pixels = np.full((128, 256, 3), 60, np.uint8)
     pixels[32:64, 64 + 96 : 64 + 128] = (250, 10, 10)
     exif = Image.Exif()
@@ -207,6 +207,19 @@ def test_large_images_are_explained_one_by_one_by_methods_that_keep_attention_ma
     large, small = (make_target(img_size=size, patch_size=7, num_heads=3) for size in (518, 28))
     for target, method, expected in ((large, "GAE", 1), (large, "DecompX-PLUS", 16), (small, "GAE", 16)):
         assert choose_batch_size(posthoc.build(method, target, target.grid), target) == expected
+
+
+@pytest.mark.situation(12)
+@pytest.mark.parametrize(("image_size", "shape"), [(48, (6, 6)), ((24, 40), (3, 5))])
+def test_more_pixels_give_more_patches_of_the_same_photo(image_size, shape):
+    model = timm_model()
+    before = state(model)
+    found = explainers.explain(IMAGE, model, method="GAE", classes=1, image_size=image_size)
+    assert found.heatmap.shape == shape and found.image.shape[1:] == tuple(8 * side for side in shape)
+    assert equal(state(model), before)
+    target = as_target(model, image_size=image_size)
+    expected = posthoc.build("GAE", target, target.grid)(found.image[None], torch.tensor([1]))[0]
+    torch.testing.assert_close(found.heatmap, expected)
 
 
 def test_a_function_explains_as_many_images_at_once_as_it_is_told(target):

@@ -1,6 +1,6 @@
 """Models as people hold them, small and with random weights, and the table of what `as_target` makes of them.
 
-    PYTHONPATH=tests:. python tests/models/held.py      # prints the table of docs/how_to/any_model.md
+PYTHONPATH=tests:. python tests/models/held.py      # prints the table of docs/how_to/any_model.md
 """
 
 import contextlib
@@ -115,7 +115,9 @@ TIMM = {
     "timm NaFlexVit": small("vit_tiny_patch16_224", use_naflex=True, depth=2, embed_dim=32, num_heads=2),
     "timm CaiT": small("cait_xxs24_224", **CAIT),
     "timm XCiT": small("xcit_nano_12_p16_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2),
-    "timm Swin": small("swin_tiny_patch4_window7_224", img_size=64, window_size=4, embed_dim=24, depths=(1, 1), num_heads=(2, 2)),
+    "timm Swin": small(
+        "swin_tiny_patch4_window7_224", img_size=64, window_size=4, embed_dim=24, depths=(1, 1), num_heads=(2, 2)
+    ),
     "timm DaViT": small("davit_tiny", depths=(1, 1), embed_dims=(24, 32), num_heads=(2, 2), num_groups=None),
     "timm Hiera": small("hiera_tiny_224", embed_dim=24, num_heads=1, stages=(1, 1, 1, 1)),
     "timm ResNet": small("test_resnet"),
@@ -182,7 +184,9 @@ def describe(name):
         embeds = not target.num_classes if hasattr(target.head, "num_classes") else False
         _, auto = choose(target, purpose="likeness" if embeds else "classes")
     lines = said.getvalue().splitlines()
-    first = "; ".join(re.sub(r"; mean .*|, with outputs that differ.*|; outputs differ.*", "", line) for line in lines[:-1])
+    first = "; ".join(
+        re.sub(r"; mean .*|, with outputs that differ.*|; outputs differ.*", "", line) for line in lines[:-1]
+    )
     difference = re.search(r"differ by at most (\S+?)[;,]", said.getvalue())
     return Row(first or "as it is", difference[1] if difference else "0", len(posthoc.methods_for(target)), auto)
 

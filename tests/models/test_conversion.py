@@ -113,7 +113,7 @@ def test_classes_have_the_names_of_the_model():
 def test_weights_of_torchvision_state_normalisation_size_and_classes():
     model = converted("torchvision ResNet")[0].model
     inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(0.5, None, ())
-    assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.image_size == 224
+    assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.size == (224, 224)
     origin = "mean as given, else those of ResNet18_Weight"
     photos = "photos cropped to 224 x 224, the middle 88 % (bilinear)"
     assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225, {photos} ({origin}")
@@ -181,13 +181,25 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
         (len, {}, "expected a model, or the name of a timm model, got builtin_function_or_method: give a torch"),
         ("test_vit", {"weights": None, "mean": 127}, "expected mean of pixels from 0 to 1, 3 numbers from 0 to 1, got"),
         ("vit", {"std": 0}, "expected std of pixels from 0 to 1, 3 numbers above 0, got 0: give, for example, std=0.5"),
-        ("vit", {"image_size": 40}, "expected image_size=32, as this VisionTransformer takes, got 40: drop image_size"),
-        ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30: expected"),
-        ("timm", {"image_size": "48"}, "expected image_size as a number of pixels, such as 224, got '48'"),
+        (
+            "vit",
+            {"image_size": 40},
+            "expected image_size=32, as this VisionTransformer takes, got another: drop image_size",
+        ),
+        ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30 × 30: expected"),
+        (
+            "timm",
+            {"image_size": "48"},
+            "expected image_size in pixels, such as 224, or (224, 448) for height and width, got '48'",
+        ),
         ("timm", {"weights": "a.pth"}, "expected weights for the name of a timm model, got a module: load its"),
         ("clip", {}, "expected a model of images, got CLIPModel, which embeds texts too: give model.vision_model"),
         ("CLIP", {"image_size": 48}, "expected a model of images of 48 × 48 pixels, got CLIPForImageClassification,"),
-        ("target", {"mean": 0.5}, "expected a TargetModel alone, which has its own settings, got further arguments"),
+        (
+            "target",
+            {"mean": 0.5},
+            "expected a TargetModel, which has its own settings, and image_size alone, got further arguments",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(model, arguments, message, make_model, target):
