@@ -24,14 +24,14 @@ PALE = 0.5  # how much of its colour the photo loses below a heatmap, so that th
 WHITE = 0.6  # how white the grey is where the model does not see the photo
 LINE = 90  # grey of the line around the part that the model sees
 GREY = (200, 200, 200)  # RGB below the colours of legends
-UNSEEN = "; grey: not seen by the model"
+UNSEEN = "grey: not seen by the model"
 CONSTANT = "constant: no patch differs from another"
 """What pictures say of a heatmap whose patches have one value, which has no colours."""
 
 SIZE = 640  # longer side of a panel in pixels
 TEXT = (28, 30, 33)  # RGB of letters
 PIXELATED = 160  # side in pixels up to which images are enlarged without interpolation: it would blur them
-SATURATED = 0.05  # fraction of patches that have the full colour, so that one outlier does not make all others pale
+SATURATED = 0.03  # fraction of patches that have the full colour, so that one outlier does not make all others pale
 ROUNDING = 1e-6
 """Largest standard deviation of a heatmap that is called constant, relative to its largest absolute value."""
 
@@ -249,8 +249,8 @@ def draw_annotated(
     along, down = (0, drawn.height + gap) if stacked else (drawn.width + gap, 0)
     width, height = max(drawn.width + along, size), drawn.height + down
     what = "what speaks for and against it" if scale.signed else "what is important for it"
-    whole = box is None or max(box[:2]) <= 0 and box[2] >= photo.width and box[3] >= photo.height
-    lines = [f"{what}, by {method}{'' if whole else UNSEEN}", CONSTANT if scale.constant else ""]
+    unseen = "" if box is None or sees_all(photo, box) else f"; {UNSEEN}"
+    lines = [f"{what}, by {method}{unseen}", CONSTANT if scale.constant else ""]
     canvas, draw, margin, top = titled_canvas(width, height, title, lines, not scale.constant)
     left = margin + (width - drawn.width - along) // 2
     canvas.paste(fit_photo(photo, size), (left, top))
@@ -289,6 +289,11 @@ def fit_photo(photo: Image.Image, size: int) -> Image.Image:
     width, height = (max(1, round(side * size / longer)) for side in photo.size)
     kind = Image.Resampling.NEAREST if longer <= PIXELATED else Image.Resampling.BICUBIC
     return photo.resize((width, height), kind, reducing_gap=2)
+
+
+def sees_all(photo: Image.Image, box: Box) -> bool:
+    """Whether a box holds the whole photo, up to half a pixel."""
+    return max(box[:2]) <= 0.5 and box[2] >= photo.width - 0.5 and box[3] >= photo.height - 0.5
 
 
 def scale_box(box: Box, photo: Image.Image, small: Image.Image) -> Box:

@@ -200,7 +200,7 @@ def test_a_constant_heatmap_says_so_and_has_no_colours(value, signed):
 
 
 def test_one_outlier_does_not_make_other_patches_pale():
-    heatmap = torch.ones(5, 5)
+    heatmap = torch.ones(7, 7)
     heatmap[0, 0] = 100.0
     assert colour_scale(heatmap, signed=True).limit == 1
     assert colour_scale(-heatmap + 200, signed=False).limit == 99  # the one low patch is all that differs
