@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from explainers import Explainer, FunctionalExplainer, VectorExplainer, posthoc
+from explainers import Explainer, FunctionalExplainer, posthoc
 from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.models import TargetModel
-from explainers.models.functionals import class_rows
 from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
 from explainers.posthoc.names import label_methods
 from explainers.share import load
@@ -152,8 +151,6 @@ def _check_fits(explainer: Explainer, target: TargetModel, purpose: Purpose) -> 
     Only of layers that are neither PyTorch's nor timm's, such as quantised ones, it is not known whether they have
     gradients: with them, a cheap method explains a grey image.
     """
-    if purpose == "classes" and isinstance(explainer, VectorExplainer):
-        class_rows(target.head, target.embed_dim, target.mean, directions=True)  # vectors explain a linear head
     if purpose != "classes" and not isinstance(explainer, FunctionalExplainer):
         raise InputError("it explains classes alone")
     known = all(type(part).__module__.startswith(KNOWN) for part in target.modules())

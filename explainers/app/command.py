@@ -219,8 +219,9 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         "--against",
         nargs="+",
         action="extend",
-        metavar="TEXT",
-        help="texts from which each --text is told apart; or images with --similar-to",
+        metavar="OTHER",
+        help="why not these? classes from which each --class, or texts from which each --text, is told apart; or images"
+        " with --similar-to",
     )
     add.add_argument("--top", type=parse_positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(

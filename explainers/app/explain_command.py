@@ -82,6 +82,9 @@ def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
     """A function that explains all wanted classes or texts of images, by each method."""
     indices: list[int | None] = [find_class(sessions[0], wanted) for wanted in options.classes or ()]
     indices = indices or ([*range(len(options.texts))] if options.texts else [None])
+    others = options.against or ()
+    if not options.texts:
+        others = [find_class(sessions[0], other, "--against") for other in others]
 
     def draw(images: Sequence[Path]) -> list[list[Drawn]]:
         photos, pixels = sessions[0].decode(list_photos(images))
@@ -91,7 +94,7 @@ def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
             passes = estimate_passes(session.explainer) * len(images) * len(indices)
             columns = [[index] * len(images) for index in indices]
             with show_passes(f"{printable(name)} by {session.method}", passes):
-                found = session.explain_batch(photos, pixels, columns, options.top, options.texts, options.against)
+                found = session.explain_batch(photos, pixels, columns, options.top, options.texts, others)
             for column in found:
                 for of_image, explanation in zip(of_images, column, strict=True):
                     of_image.append(explanation)

@@ -33,15 +33,14 @@ TRIED = 16
 
 def start_sessions(options: Namespace) -> list[Session]:
     """The model with each of the explainers that the options name. What the model does not have is told at once."""
-    if options.against and not (options.texts or options.similar_to):
-        raise InputError("expected --text or --similar-to beside --against, got --against alone: name one")
     model, weights, methods = model_and_methods(options)
     purpose: Purpose = "likeness" if options.similar_to or options.k else "texts" if options.texts else "classes"
     first = Session(model, methods[0], weights, choose_device(options), purpose=purpose, batch_size=options.batch_size)
     if options.texts:
         first.text_head.embed([*options.texts, *(options.against or ())])
-    for wanted in options.classes or ():
-        find_class(first, wanted)
+    elif not options.similar_to:
+        chosen = [find_class(first, wanted) for wanted in options.classes or ()]
+        first.parse_against([find_class(first, other, "--against") for other in options.against or ()], chosen)
     sessions = [first, *(first.with_method(method, purpose) for method in methods[1:])]
     if options.passes:
         set_passes(sessions, options.passes)
@@ -73,10 +72,10 @@ def choose_device(options: Namespace) -> str | None:
     return options.device or ("cuda" if torch.cuda.is_available() else None)
 
 
-def find_class(session: Session, wanted: str) -> int:
+def find_class(session: Session, wanted: str, setting: str = "--class") -> int:
     """The index of a class that a user named, or gave the number of."""
     number = wanted.isdecimal() and wanted not in session.names
-    return class_index(int(wanted) if number else wanted, session.names, "--class")
+    return class_index(int(wanted) if number else wanted, session.names, setting)
 
 
 def set_passes(sessions: Sequence[Session], passes: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from explainers import Explainer, VectorExplainer
 from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmaps, check_scores
 from explainers.app.choosing import Method, choose, choose_batch_size, estimate_passes
-from explainers.app.explanation import Explanation, summarise
+from explainers.app.explanation import Explanation
 from explainers.app.model import find_text_head, is_image_tower, prepare_model
 from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_photos, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
@@ -29,6 +29,9 @@ from explainers.text.encoders import validate_texts
 Classes = int | str | Sequence[int | str] | Tensor | np.ndarray | None
 """The class to explain, by name or index, or one for each image; `None` for the predicted ones."""
 
+Against = int | str | Sequence[int | str] | None
+"""Other classes, by name or index, or other texts."""
+
 
 @overload
 def explain(  # type: ignore[overload-overlap]  # a text is a path, although it is iterable, too
@@ -41,7 +44,7 @@ def explain(  # type: ignore[overload-overlap]  # a text is a path, although it 
     top: int = ...,
     device: str | torch.device | None = ...,
     text: str | Sequence[str] | None = ...,
-    against: str | Sequence[str] | None = ...,
+    against: Against = ...,
     text_head: TextHead | None = ...,
 ) -> Explanation: ...
 
@@ -57,7 +60,7 @@ def explain(
     top: int = ...,
     device: str | torch.device | None = ...,
     text: str | Sequence[str] | None = ...,
-    against: str | Sequence[str] | None = ...,
+    against: Against = ...,
     text_head: TextHead | None = ...,
 ) -> list[Explanation]: ...
 
@@ -72,7 +75,7 @@ def explain(
     top: int = 5,
     device: str | torch.device | None = None,
     text: str | Sequence[str] | None = None,
-    against: str | Sequence[str] | None = None,
+    against: Against = None,
     text_head: TextHead | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
@@ -91,7 +94,8 @@ def explain(
         device: where to compute; `None` for the model's device, or a GPU for a name of timm.
         text: where is what a text describes? A text, or several, of which that with the highest similarity is
             explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
-        against: a text, or several, such as other names: the heatmap shows what tells the text apart from their mean.
+        against: another class, or several: why this class rather than those? The heatmap shows what tells the class
+            (by default the most probable other one) apart from their mean. Beside `text`, other texts.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
 
     Returns:
@@ -217,13 +221,23 @@ class Session:
             )
         return [self.class_index(each) for each in classes]
 
+    def parse_against(self, against: Against, chosen: Sequence[int | None]) -> list[int]:
+        """Find the classes from which the `chosen` ones are told apart; an InputError if one of them is chosen."""
+        listed = [against] if isinstance(against, int | str) else against or ()
+        others = [self.class_index(each) for each in listed]
+        for other in set(others) & set(chosen):
+            raise InputError(f"against={self.names[other]!r}: expected another class than the explained one: name one")
+        if len(set(others)) == len(self.names):
+            raise InputError(f"against= names all {len(self.names)} classes: leave out the one to explain")
+        return others
+
     def explain(
         self,
         images: Images,
         classes: Classes = None,
         top: int = 5,
         text: str | Sequence[str] | None = None,
-        against: str | Sequence[str] | None = None,
+        against: Against = None,
     ) -> list[Explanation]:
         """Explain images, with the arguments of `explainers.explain`; a list, also for a single image.
 
@@ -239,7 +253,7 @@ class Session:
         classes: Classes = None,
         top: int = 5,
         text: str | Sequence[str] | None = None,
-        against: str | Sequence[str] | None = None,
+        against: Against = None,
     ) -> Iterator[Explanation]:
         """Explain images one batch after the other, with the arguments of `explain`, and yield each explanation.
 
@@ -247,14 +261,16 @@ class Session:
         of this image. A progress bar appears after two seconds.
         """
         check_positive(top=top)
-        if text is None and against is not None:
-            raise InputError("against= needs text=")
         if text is not None and classes is not None:
             raise InputError("classes= and text= exclude each other: leave out one of them")
         texts = None if text is None else list(dict.fromkeys(validate_texts(text)))
-        others = None if against is None else validate_texts(against)
         photos = list_photos(images)
         chosen = self.class_indices(classes, len(photos))
+        others: Sequence[Any] = ()
+        if texts is None:
+            others = self.parse_against(against, chosen)
+        elif against is not None:
+            others = validate_texts(against)  # type: ignore[arg-type]  # it checks them
         for batch, pixels, numbers in self.batches(photos):
             wanted = [chosen[number] for number in numbers]
             (found,) = self.explain_batch(batch, pixels, [wanted], top, texts, others, alone=len(photos) == 1)
@@ -282,7 +298,7 @@ class Session:
         wanted: Iterable[Sequence[int | None]],
         top: int = 5,
         texts: Sequence[str] | None = None,
-        against: Sequence[str] | None = None,
+        against: Sequence[Any] = (),
         alone: bool = False,
     ) -> list[list[Explanation]]:
         """Explain several classes, or `texts`, of a batch, which is prepared once, with the arguments of `explain`.
@@ -291,7 +307,8 @@ class Session:
             photos: the batch.
             pixels: what the model sees of it, uint8 (B, 3, S, S).
             wanted: for each list of explanations, the index of a class, or of one of the `texts`, in each image; `None`
-                for that with the highest score.
+                for that with the highest score, of classes other than `against`.
+            against: indices of classes, or texts.
             alone: whether to keep what was prepared of a single image, so that further classes cost no pass.
         """
 
@@ -299,7 +316,7 @@ class Session:
             images = images.to(self.target.mean.device)
             if texts is None:
                 return PreparedClasses(self.explainer, self.target, images)
-            return PreparedTexts(self.explainer, self.text_head, images, against)
+            return PreparedTexts(self.explainer, self.text_head, images)
 
         names = [photo.name for photo in photos]
         columns = []
@@ -307,10 +324,11 @@ class Session:
             prepared = prepare(pixels)
             scores = prepared.scores() if texts is None else prepared.scores(texts)
             check_scores(scores, names, "logits" if texts is None else "similarities", self.target.name)
-            best = scores.argmax(-1).tolist()
+            others = [] if texts is not None else list(against)
+            best = scores.index_fill(-1, torch.tensor(others, dtype=torch.long), -torch.inf).argmax(-1).tolist()
             for column in wanted:
                 indices = [own if index is None else index for index, own in zip(column, best, strict=True)]
-                heatmaps = prepared.heatmaps(indices if texts is None else [texts[index] for index in indices])
+                heatmaps = prepared.heatmaps(indices if texts is None else [texts[index] for index in indices], against)
                 columns.append((indices, heatmaps))
         again = (lambda _: prepared) if alone else prepare
         own_pixels = [each.clone() for each in pixels]  # a view would keep its batch
@@ -331,13 +349,13 @@ class Session:
         prepare: Callable[[Tensor], Any],
         top: int,
         texts: Sequence[str] | None,
-        against: Sequence[str] | None,
+        against: Sequence[Any],
     ) -> Explanation:
         """One explanation, whose image is prepared again for what is asked of it later."""
 
-        def compute_heatmap(index: int, text: str) -> Tensor:
+        def compute_heatmap(index: int, text: str, against: Sequence[Any]) -> Tensor:
             with self.computing():
-                heatmaps = prepare(image[None]).heatmaps([index if texts is None else text])
+                heatmaps = prepare(image[None]).heatmaps([index if texts is None else text], against)
             check_heatmaps(heatmaps, [photo.name], self.method)
             return heatmaps[0]
 
@@ -348,7 +366,7 @@ class Session:
         settings: dict[str, Any] = {}
         if texts is not None:
             quantity = "similarity" if self.text_head.normalise else "score"
-            settings = {"quantity": quantity, "against": summarise(against), "score_of": compute_score}
+            settings = {"quantity": quantity, "score_of": compute_score}
         return Explanation(
             image,
             photo.name,
@@ -363,6 +381,7 @@ class Session:
             file=photo.file,
             photo=photo.decode,
             box=photo.box,
+            against=tuple(against),
             signed=getattr(self.explainer, "signed", None),
             **settings,
         )

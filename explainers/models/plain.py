@@ -5,7 +5,6 @@ images tell its logits, its last linear layer and its feature maps. That layer b
 logits the same; otherwise the embedding is the logits.
 """
 
-import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.mapping import Statistics, channels, check_image_size
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
+from explainers.models.wrappers import copy_module
 
 PATCH = 16
 """Largest side of a patch by default, in pixels."""
@@ -45,6 +46,7 @@ class PlainBackbone(nn.Module):
         patch_size: int,
         width: int,
         probed: "Probed",
+        transform: ImageTransform | None = None,
     ) -> None:
         super().__init__()
         size = image_size, image_size
@@ -57,6 +59,7 @@ class PlainBackbone(nn.Module):
             "input_size": (3, *size),
             "mean": tuple(mean),
             "std": tuple(std),
+            "transform": transform or ImageTransform(size),
         }
         self.patch_embed = SimpleNamespace(img_size=size, strict_img_size=True)
         self.default_patch_size = patch_size
@@ -115,6 +118,7 @@ def plain_target(
     std: Statistics = None,
     image_size: int | None = None,
     classes: Sequence[str] = (),
+    transform: ImageTransform | None = None,
 ) -> TargetModel:
     """Make a target of any module that maps normalised float images (B, 3, S, S) to logits (B, K).
 
@@ -128,6 +132,7 @@ def plain_target(
         std: their standard deviation, likewise.
         image_size: S, the side of the images of its training, in pixels.
         classes: names of the classes in the order of the logits; empty if they are not known.
+        transform: how photos become the images of its training; `None` crops their middle squares.
 
     Returns:
         The target, in eval mode, on the device of the module.
@@ -151,33 +156,16 @@ def plain_target(
     means, stds = channels("mean", mean, 3), channels("std", std, 3)
     check_image_size(image_size)
     patch_size = default_patch_size(image_size)
-    own = _copy(model).eval()
+    own = copy_module(model).eval()
     probed = probe(own, image_size)
     head = _take_head(own, probed, image_size)
     width = getattr(head, "in_features", probed.logits.shape[1])
-    backbone = PlainBackbone(own, means, stds, image_size, patch_size, width, probed)
-    with torch.no_grad():  # as in `_copy`
+    backbone = PlainBackbone(own, means, stds, image_size, patch_size, width, probed, transform)
+    with torch.no_grad():  # as in `copy_module`
         target = TargetModel(backbone, head).eval()
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view
     target.classes = list_names(classes, target.num_classes) if classes else []
     return target.to(probed.logits.device)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    """Copy a module, without gradients."""
-    name = type(model).__name__
-    if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):
-        raise InputError(f"expected {name} with weights, got one on the meta device: load its weights first")
-    try:
-        with torch.no_grad():  # copies of scripted weights would have a graph to the original
-            own = copy.deepcopy(model)
-    except Exception as error:  # a module may hold anything: a lock, a file, a tensor with a graph
-        raise InputError(
-            f"expected a module that copy.deepcopy can copy, got {name}, which raises {type(error).__name__}: {error}:"
-            " keep what cannot be copied outside of the module"
-        ) from error
-    own.zero_grad(set_to_none=True)
-    return own
 
 
 def _take_head(model: nn.Module, probed: "Probed", image_size: int) -> nn.Module:

@@ -138,7 +138,8 @@ def test_texts_in_files_named_after_them(run, folder, text_head):
     assert errors == []
     assert status == 0 and len(lines) == 7
     assert re.fullmatch(
-        r"cat.jpg: a cat -?0\.\d\d against a bird by GAE -> explained/cat_GAE_a_cat.png \(similarity: .*\)", lines[0]
+        r"cat.jpg: a cat -?0\.\d\d rather than a bird by GAE -> explained/cat_GAE_a_cat.png \(similarity: .*\)",
+        lines[0],
     )
     assert lines[1].startswith("cat.jpg: a/dog ") and sorted(re.findall(r"a cat|a/dog", lines[1]))[:1] == ["a cat"]
     assert written(folder / "explained")[0] == "cat_GAE_a_cat.png" and len(written(folder / "explained")) == 6
@@ -320,7 +321,7 @@ BAD = {
     "explain cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),
     "explain cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
     "explain cat.jpg --similar-to photos": (1, "expected one image as --similar-to, got several"),
-    "explain cat.jpg --against cat": (1, "expected --text or --similar-to beside --against, got --against alone"),
+    "explain cat.jpg --against cta": (1, "expected --against among the "),
     "nearest cat.jpg photos --method GAE,CAT": (1, "expected one method in --method, got GAE, CAT: leave out all but"),
     "benchmark cat.jpg --output photos": (1, "expected a file for the numbers, got the folder photos: name a file"),
     "explain cat.jpg --model vit_tiny_patch16_24": (1, "did you mean vit_tiny_patch16_224"),

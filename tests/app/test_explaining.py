@@ -18,6 +18,7 @@ from explainers.app import choosing
 from explainers.app.choosing import choose_batch_size
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.masking import mask_pixels
 from explainers.models import TargetModel
 from explainers.models.names import class_names
 from explainers.models.plain import plain_target
@@ -261,7 +262,10 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
         ({"method": "runs/gone"}, "^expected the folder of a run, .* got runs/gone: there is no such folder"),
         ({"method": "tve"}, r"^expected a backbone for which tve is shipped \(none\), got "),
         ({"method": 3}, "^expected method auto, a name, a folder or an explainer, got 3$"),
-        ({"method": lambda images, classes: images}, r"^expected heatmaps \(B, P, P\) of 1 images from <lambda>, got"),
+        (
+            {"method": lambda images, classes: images},
+            r"^expected heatmaps \(B, rows, columns\) of 1 images from <l",
+        ),
         ({"device": "gpu"}, "^expected a device such as cpu or cuda, got gpu: "),
         ({"model": "vit_tinny"}, "got vit_tinny: did you mean "),
     ],
@@ -343,3 +347,54 @@ def test_a_loaded_explainer_leaves_the_model_as_it_is(target, anyhead):
     loaded = explainers.load(folder, target=target)
     assert target.training and all(weight.requires_grad for weight in target.parameters())
     assert not loaded.target.training and torch.equal(loaded(SQUARE), anyhead(SQUARE))
+
+
+@pytest.mark.parametrize("others", [[4], [4, 2]])
+def test_a_class_is_told_apart_from_others_by_the_difference_of_their_rows(target, anyhead, passes, others):
+    weight, (vectors, _) = target.head.weight.double(), anyhead.decompose(SQUARE)
+    passes.clear()
+    found = explainers.explain(IMAGE, target, method=anyhead, classes=1, against=others)
+    expected = torch.zeros(found.heatmap.shape, dtype=torch.float64)
+    for patch, vector in enumerate(vectors[0].double()):
+        against = sum(weight[other] @ vector for other in others) / len(others)
+        expected[divmod(patch, expected.shape[1])] = weight[1] @ vector - against
+    torch.testing.assert_close(found.heatmap.double(), expected, rtol=1e-4, atol=1e-5)
+    counted = len(passes)
+    other_way = found.of(others[0], against=1)
+    assert len(passes) == counted and len(found.of(0).against) == len(others)
+    if len(others) == 1:
+        torch.testing.assert_close(other_way.heatmap, -found.heatmap)
+        assert found.title == f"{found.explained.name} {found.explained.score:.2f} rather than {found.names[others[0]]}"
+
+
+def test_without_a_class_the_most_probable_other_one_is_explained(target):
+    best, second = explainers.explain(IMAGE, target, method="GAE").classes[:2]
+    found = explainers.explain(IMAGE, target, method="GAE", against=best.name)
+    assert found.explained == second
+    functionals = target.head.weight[second.index] - target.head.weight[best.index]
+    expected = posthoc.GAE(target, target.grid).explain(SQUARE, functionals[None])[0]
+    torch.testing.assert_close(found.heatmap, expected)
+
+
+def test_masks_explain_the_difference_of_two_scores(target):
+    found = explainers.explain(IMAGE, target, method="Occlusion", classes=1, against=4).heatmap
+    normalised, grid = target.normalise(SQUARE), target.grid
+    whole = target.probabilities(normalised)[0]
+    for patch in (0, grid.num_patches - 1):
+        keep = torch.ones(1, grid.num_patches, dtype=torch.bool)
+        keep[0, patch] = False
+        hidden = target.probabilities(mask_pixels(normalised, keep, grid))[0]
+        torch.testing.assert_close(found.flatten()[patch], (whole[1] - whole[4]) - (hidden[1] - hidden[4]))
+
+
+@pytest.mark.parametrize(
+    ("classes", "against", "message"),
+    [
+        (1, 1, "^against='.*': expected another class than the explained one"),
+        (None, [0, 1, 2, 3, 4], "^against= names all 5 classes"),
+        (1, "no such", "^expected classes among the 5"),
+    ],
+)
+def test_a_class_is_told_apart_from_other_classes(target, classes, against, message):
+    with pytest.raises(InputError, match=message):
+        explainers.explain(IMAGE, target, method="GAE", classes=classes, against=against)

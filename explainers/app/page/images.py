@@ -162,7 +162,7 @@ class OpenedImage:
             if explainer is self.explainers[method]:
                 self._prepared[key] = prepared
         if isinstance(index, Text):
-            return prepared.relative_to(index.against or None).heatmaps([index.text])[0]
+            return prepared.heatmaps([index.text], index.against)[0]
         return prepared.heatmaps([index])[0]
 
     def compare(self, other: "OpenedImage") -> tuple[Likeness, str]:

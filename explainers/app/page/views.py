@@ -119,8 +119,8 @@ def picture(
     name = image.title(chosen)
     heatmaps = [image.heatmap(method, chosen) for method in methods]
     title = f"{name} {image.score(chosen):.2f}"
-    if isinstance(chosen, Text) and chosen.against:
-        title += f" against {summarise(chosen.against)}"
+    if isinstance(chosen, Text):
+        title += summarise(chosen.against, "text")
     parts = [
         draw_annotated(image.picture, heatmap, title, name, method, image.box, PICTURE_SIZE, smooth, signed)
         for method, heatmap, signed in zip(methods, heatmaps, map(image.signed, methods), strict=True)
