@@ -148,7 +148,7 @@ def overlay(
     >>> overlay(image, torch.tensor([[0.0, 0.0], [0.0, 1.0]]), opacity=1, smooth=False, signed=True)[:, 1].tolist()
     [[100, 255], [100, 220], [100, 0]]
     """
-    check_drawn(image, heatmap, opacity)
+    _check_drawn(image, heatmap, opacity)
     left, top, right, bottom = _round_box(image, box)
     shades = enlarge_shades(colour_scale(heatmap, signed).shades(heatmap), (bottom - top, right - left), smooth)
     colours = colour_shades(shades[max(-top, 0) :, max(-left, 0) :]).permute(2, 0, 1)
@@ -185,7 +185,7 @@ def _round_box(image: Tensor, box: Box | None) -> tuple[int, int, int, int]:
     return left, top, right, bottom
 
 
-def check_drawn(image: Tensor, heatmap: Tensor, opacity: float = OPACITY) -> None:
+def _check_drawn(image: Tensor, heatmap: Tensor, opacity: float) -> None:
     """Raise an InputError unless image and heatmap can be drawn with this opacity."""
     check_range(0, 1, opacity=opacity)
     if image.dim() != 3 or len(image) != 3 or image.dtype != torch.uint8 or heatmap.dim() != 2:
