@@ -106,13 +106,17 @@ def legend_colours(signed: bool, count: int) -> list[list[int]]:
     return grey.lerp(torch.stack(rgb, -1), OPACITY * opacity[:, None] / 255).round().int().tolist()
 
 
-def ends(signed: bool, explained: str = "the class") -> tuple[str, ...]:
-    """What the scale says, from its lowest to its highest value.
+def ends(signed: bool, explained: str = "the class", against: str = "") -> tuple[str, ...]:
+    """What the scale says, from its lowest to its highest value, of a class or its contrast with another one.
 
     >>> ends(True, "zebra")
     ('speaks against zebra', 'no effect', 'speaks for zebra')
     """
-    words = f"speaks against {explained}", "no effect", f"speaks for {explained}"
+    words = (
+        f"speaks for {against}" if against else f"speaks against {explained}",
+        "no effect",
+        f"speaks for {explained}",
+    )
     return words if signed else (f"less important for {explained}", "more important")
 
 
@@ -225,6 +229,7 @@ def draw_annotated(
     size: int = SIZE,
     smooth: bool = True,
     signed: bool | None = None,
+    against: str = "",
 ) -> Image.Image:
     """Draw a photo, and beside it the heatmap over the photo, below a title and above a legend of the colours.
 
@@ -239,6 +244,7 @@ def draw_annotated(
         method: what computed the heatmap, in small letters below the title.
         box: where in the photo the heatmap is, see `draw_on_photo`, as for `size` and `smooth`.
         signed: see `overlay`.
+        against: the one class or text from which it is told apart, for the legend.
 
     >>> draw_annotated(Image.new("RGB", (32, 32)), torch.eye(4), "tabby 0.83", "tabby", "GAE", size=320).size
     (676, 438)
@@ -256,7 +262,8 @@ def draw_annotated(
     canvas.paste(fit_photo(photo, size), (left, top))
     canvas.paste(drawn, (left + along, top + down))
     if not scale.constant:
-        draw_legend(draw, (margin, top + height + margin), width, scale.signed, ends(scale.signed, explained))
+        words = ends(scale.signed, explained, against)
+        draw_legend(draw, (margin, top + height + margin), width, scale.signed, words)
     return canvas
 
 

@@ -17,6 +17,7 @@ from explainers.report.overlays import (
     colour_scale,
     draw_annotated,
     draw_on_photo,
+    ends,
     fade,
     overlay,
     wrap_title,
@@ -227,6 +228,15 @@ def test_the_class_and_the_method_stand_in_the_picture():
     top = 975 // 48 + 975 // 22
     between = (rows > top + 975 // 32) & (rows < top + 975 // 32 + 320)
     assert rows.min() >= top - 975 // 48 and not between.any() and rows.max() > top + 340
+
+
+def test_the_legend_of_a_contrast_names_both_classes():
+    assert ends(True, "cat", "dog") == ("speaks for dog", "no effect", "speaks for cat")
+    plain, contrast = (
+        draw_annotated(PHOTO, HEATMAP, **WORDS, size=480, signed=True, against=each) for each in ("", "dog")
+    )
+    rows, columns = (pixels(plain) != pixels(contrast)).any(0).nonzero().unbind(1)
+    assert rows.min() > plain.height - 975 // 15 and columns.max() < 975 / 2  # below the bar, on the left
 
 
 def test_the_probability_stays_when_a_title_is_shortened():
