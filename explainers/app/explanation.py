@@ -88,8 +88,12 @@ class Explanation:
     def title(self) -> str:
         """The class or text of the heatmap, with its score."""
         explained = self.explained
-        others = [self.names[each] if isinstance(each, int) else each for each in self.against]
-        return f"{explained.name} {explained.score:.2f}{summarise(others, self.kind)}"
+        return f"{explained.name} {explained.score:.2f}{summarise(self._others, self.kind)}"
+
+    @property
+    def _others(self) -> list[str]:
+        """The names of the classes, or the texts, from which the explained one is told apart."""
+        return [self.names[each] if isinstance(each, int) else each for each in self.against]
 
     def of(self, wanted: int | str, against: int | str | Sequence[int | str] | None = None) -> "Explanation":
         """Explain another class of the same image, by its name or index; or any other text, if texts are explained.
@@ -139,8 +143,9 @@ class Explanation:
         from explainers.report.overlays import draw_annotated
 
         photo, heatmap, box = self._drawn
+        against = self._others[0] if len(self.against) == 1 else ""
         words = self.title, self.explained.name, self.method
-        return draw_annotated(photo, heatmap, *words, box=box, size=size, smooth=smooth, signed=self.signed)
+        return draw_annotated(photo, heatmap, *words, box, size, smooth, self.signed, against)
 
     @property
     def _drawn(self) -> tuple[Image.Image, Tensor, Box | None]:

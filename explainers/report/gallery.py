@@ -114,7 +114,8 @@ def gallery_html(
         "pale": PALE,
         "constant": CONSTANT,
         "legends": [
-            {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed)} for signed in (True, False)
+            {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed, "it")}
+            for signed in (True, False)
         ],
         "steps": STEPS,
         "explainers": [

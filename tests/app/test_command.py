@@ -88,6 +88,9 @@ def test_an_image_gives_a_line_and_a_picture(run, folder, weights):
     assert Image.open(folder / "explained/cat_GAE.png").width >= 160
     assert run("explain", "cat.jpg", "--method", "Chance", "--output", "map.jpg")[0] == 0
     assert Image.open(folder / "map.jpg").format == "JPEG"
+    assert run("explain", "cat.jpg", "--method", "GAE", "--patches", "--output", "sharp.png")[0] == 0
+    smooth, sharp = (Image.open(folder / name) for name in ("explained/cat_GAE.png", "sharp.png"))
+    assert smooth.size == sharp.size and smooth.tobytes() != sharp.tobytes()
 
 
 def test_all_images_below_a_folder_but_no_earlier_pictures(run, folder):

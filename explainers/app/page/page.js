@@ -101,6 +101,7 @@ function draw() {
   figures[0].firstChild.setAttribute("aria-label", view.name);
   figures[0].querySelector(".name").textContent = view.name;
   figures[0].querySelector(".dot").hidden = true;
+  showLegend(figures[0].querySelector(".legend"), { colours: [], words: [view.unseen] });
   state.methods.forEach((method, i) => {
     const [canvas, caption] = figures[i + 1].children;
     const map = maps.get(keyOf(method));
