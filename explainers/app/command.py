@@ -20,7 +20,7 @@ from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 
-ABSENT = ("texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer", "k")
+ABSENT = ("bands", "white", "texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer", "k")
 """Options that only some commands have; `None` for the others."""
 
 METHOD = "NAME or NAME(option=value, ...)"
@@ -160,6 +160,24 @@ def _model_options() -> Parser:
     return options
 
 
+def _add_white(options: Any) -> None:
+    options.add_argument(
+        "--white",
+        type=parse_white,
+        metavar="VALUE",
+        help="value of white in images of more than 8 bits, such as 4095; or of black and white: --white=-1,1",
+    )
+
+
+def _add_bands(options: Any) -> None:
+    options.add_argument(
+        "--bands",
+        type=parse_bands,
+        metavar="R,G,B",
+        help="of a model of more than 4 channels, those that pictures show, numbered from 0 (default: 0,1,2)",
+    )
+
+
 def _method_options() -> Parser:
     options = Parser(add_help=False)
     how = options.add_mutually_exclusive_group()
@@ -223,6 +241,8 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         help="why not these? classes from which each --class, or texts from which each --text, is told apart; or images"
         " with --similar-to",
     )
+    _add_white(add)
+    _add_bands(add)
     add.add_argument("--top", type=parse_positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(
         "--output",
@@ -245,6 +265,8 @@ def _add_nearest(commands: Any, parents: list[Parser]) -> None:
         "--output", type=parse_path, default="explained", metavar="FOLDER", help="for the pictures (default: explained)"
     )
     _add_batch_size(add)
+    _add_white(add)
+    _add_bands(add)
     add.set_defaults(module="explainers.app.explain_command", run="nearest")
 
 
@@ -268,6 +290,7 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
         "--output", type=parse_path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)"
     )
     _add_batch_size(add)
+    _add_white(add)
     add.set_defaults(module="explainers.app.benchmark_command", run="benchmark")
 
 
@@ -282,6 +305,23 @@ def parse_positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
     return int(text)
+
+
+def parse_white(text: str) -> float | tuple[float, float]:
+    """The value of white, or those of black and white.
+
+    >>> parse_white("4095"), parse_white("-1,1")
+    (4095.0, (-1.0, 1.0))
+    """
+    values = tuple(float(part) for part in text.split(","))
+    if len(values) > 2:
+        raise argparse.ArgumentTypeError(f"expected one value, or two, got {text}")
+    return values[0] if len(values) == 1 else (values[0], values[1])
+
+
+def parse_bands(text: str) -> list[int]:
+    """Numbers of bands, such as 3,2,1."""
+    return [int(part) for part in text.split(",")]
 
 
 def parse_path(text: str) -> Path:

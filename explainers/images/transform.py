@@ -26,10 +26,10 @@ class ImageTransform:
     interpolation: str = "bicubic"
 
     def __call__(self, photo: Image.Image) -> Tensor:
-        """Return what the model sees of an upright RGB photo: uint8 (3, H, W)."""
+        """Return what the model sees of an upright photo of C channels: uint8 (C, H, W)."""
         filter_ = getattr(Image.Resampling, self.interpolation.upper(), Image.Resampling.BICUBIC)
         square = middle_square(photo, self.size[0], filter_)
-        return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
+        return torch.from_numpy(np.array(square).reshape(*self.size, -1)).permute(2, 0, 1).contiguous()
 
     def see(self, photo: Image.Image) -> tuple[Tensor, Box]:
         """Return what the model sees of an upright RGB photo, uint8 (3, H, W), and where in the photo it is."""

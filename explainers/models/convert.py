@@ -1,10 +1,10 @@
 """Any model as a model to explain: timm's as they are, others converted to timm's architecture."""
 
+import copy
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 import explainers.models.huggingface as huggingface
@@ -12,7 +12,7 @@ import explainers.models.torchvision_models as torchvision_models
 from explainers.errors import InputError
 from explainers.models.fetching import timm_model
 from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
-from explainers.models.model import TargetModel
+from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names
 from explainers.models.plain import plain_target
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
@@ -64,15 +64,17 @@ def as_target(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     library = type(model).__module__.partition(".")[0]
     if library in LIBRARIES and not hasattr(model, "timm_model"):
-        inputs = LIBRARIES[library].find_inputs(model, weights, image_size).override(mean, std, classes)
+        inputs = LIBRARIES[library].find_inputs(model, weights, image_size)
+        inputs = inputs.override(mean, std, classes, count_channels(model))
         return _convert(model, LIBRARIES[library].plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if library == "transformers":
-        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes)
+        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, count_channels(model))
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
     if hasattr(model, "reset_classifier"):
-        return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
+        target = TargetModel(_state_statistics(model, mean, std)).float().eval()
+        return _override_settings(target, image_size, classes)
     return plain_target(model, mean, std, image_size, classes)
 
 
@@ -95,17 +97,18 @@ def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs
     return target or plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes)
 
 
-def _override_settings(
-    target: TargetModel, mean: Statistics, std: Statistics, image_size: int | None, classes: Sequence[str]
-) -> TargetModel:
+def _state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:
+    """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
+    given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
+    stated, count = copy.copy(model), count_channels(model)
+    stated.pretrained_cfg = dict(model.pretrained_cfg) | {
+        name: tuple(channels(name, values, count)) for name, values in given.items()
+    }
+    return stated
+
+
+def _override_settings(target: TargetModel, image_size: int | None, classes: Sequence[str]) -> TargetModel:
     """Give a target, which is changed in place, other settings than its own; see `as_target`."""
-    config = dict(target.backbone.pretrained_cfg)  # a copy; timm reads the settings of a model from it
-    for name, given in (("mean", mean), ("std", std)):
-        if given is not None:
-            values = channels(name, given, len(getattr(target, name)))
-            config[name] = tuple(values)
-            getattr(target, name).copy_(torch.tensor(values)[:, None, None])
-    target.backbone.pretrained_cfg = config
     if image_size is not None:
         _resize(target, image_size)
     if classes:

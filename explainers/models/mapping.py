@@ -50,14 +50,14 @@ class Inputs:
     origin: str
     classes: Sequence[str] = ()
 
-    def override(self, mean: Statistics, std: Statistics, classes: Sequence[str]) -> "Inputs":
-        """Override mean, standard deviation and names by those that the user gives; see `as_target`."""
+    def override(self, mean: Statistics, std: Statistics, classes: Sequence[str], count: int) -> "Inputs":
+        """Override mean, standard deviation and names of `count` channels by those that the user gives."""
         given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
         origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
         return replace(
             self,
-            mean=self.mean if mean is None else channels("mean", mean, 3),
-            std=self.std if std is None else channels("std", std, 3),
+            mean=self.mean if mean is None else channels("mean", mean, count),
+            std=self.std if std is None else channels("std", std, count),
             origin=origin,
             classes=classes or self.classes,
         )
