@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from explainers.errors import InputError
 
@@ -185,6 +185,16 @@ def decode_upload(name: str, data: bytes, most_pixels: int) -> Image.Image:
             raise CorruptImage(f"{name}: expected at most {most}, got {image.width} x {image.height}: make it smaller")
         image.load()
     return _as_upright_rgb(name, image)
+
+
+def read_orientation(path: Path) -> int:
+    """EXIF orientation of an image file, from 1 to 8, of which only the header is read; 1 with broken metadata."""
+    with _open_image(path) as image:
+        try:
+            orientation = image.getexif().get(ExifTags.Base.Orientation)
+        except DECODING_ERRORS:
+            return 1
+    return orientation if orientation in range(2, 9) else 1
 
 
 def read_stored_size(path: Path) -> tuple[int, int]:
