@@ -194,7 +194,7 @@ def read_orientation(path: Path) -> int:
             orientation = image.getexif().get(ExifTags.Base.Orientation)
         except DECODING_ERRORS:
             return 1
-    return orientation if orientation in range(2, 9) else 1
+    return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
 
 
 def read_stored_size(path: Path) -> tuple[int, int]:
