@@ -20,7 +20,10 @@ from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 
-ABSENT = ("texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer", "image_size", "k")
+ABSENT = (
+    *("bands", "white", "texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer"),
+    *("image_size", "k"),
+)
 """Options that only some commands have; `None` for the others."""
 
 METHOD = "NAME or NAME(option=value, ...)"
@@ -171,6 +174,24 @@ def _size_options() -> Parser:
     return options
 
 
+def _add_white(options: Any) -> None:
+    options.add_argument(
+        "--white",
+        type=parse_white,
+        metavar="VALUE",
+        help="value of white in images of more than 8 bits, such as 4095; or of black and white: --white=-1,1",
+    )
+
+
+def _add_bands(options: Any) -> None:
+    options.add_argument(
+        "--bands",
+        type=parse_bands,
+        metavar="R,G,B",
+        help="of a model of more than 4 channels, those that pictures show, numbered from 0 (default: 0,1,2)",
+    )
+
+
 def _method_options() -> Parser:
     options = Parser(add_help=False)
     how = options.add_mutually_exclusive_group()
@@ -234,6 +255,8 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         help="why not these? classes from which each --class, or texts from which each --text, is told apart; or images"
         " with --similar-to",
     )
+    _add_white(add)
+    _add_bands(add)
     add.add_argument("--top", type=parse_positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(
         "--output",
@@ -258,6 +281,8 @@ def _add_nearest(commands: Any, parents: list[Parser]) -> None:
     )
     _add_batch_size(add)
     _add_patches(add)
+    _add_white(add)
+    _add_bands(add)
     add.set_defaults(module="explainers.app.explain_command", run="nearest")
 
 
@@ -281,6 +306,7 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
         "--output", type=parse_path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)"
     )
     _add_batch_size(add)
+    _add_white(add)
     add.set_defaults(module="explainers.app.benchmark_command", run="benchmark")
 
 
@@ -311,6 +337,23 @@ def parse_size(text: str) -> int | tuple[int, int]:
     if len(sides) > 2:
         raise argparse.ArgumentTypeError(f"expected pixels, such as 448 or 224x448, got {text}")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def parse_white(text: str) -> float | tuple[float, float]:
+    """The value of white, or those of black and white.
+
+    >>> parse_white("4095"), parse_white("-1,1")
+    (4095.0, (-1.0, 1.0))
+    """
+    values = tuple(float(part) for part in text.split(","))
+    if len(values) > 2:
+        raise argparse.ArgumentTypeError(f"expected one value, or two, got {text}")
+    return values[0] if len(values) == 1 else (values[0], values[1])
+
+
+def parse_bands(text: str) -> list[int]:
+    """Numbers of bands, such as 3,2,1."""
+    return [int(part) for part in text.split(",")]
 
 
 def parse_path(text: str) -> Path:

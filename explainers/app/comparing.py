@@ -220,7 +220,7 @@ def stream_nearest(session: Session, image: OneImage, folder: Images, k: int = 5
 
 
 class Embedded:
-    """Photos, what the model sees of them, uint8 (B, 3, S, S), and the vectors of their patches."""
+    """Photos, what the model sees of them, (B, C, H, W), and the vectors of their patches."""
 
     def __init__(self, session: Session, photos: Sequence[Photo], pixels: Tensor) -> None:
         self.session = session
@@ -243,8 +243,8 @@ def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None
     check_scores(found.similarity, [photo.name for photo, _ in ones], "similarities", session.target.name)
     return [
         Comparison(
-            pixels.clone(),  # a view would keep its batch
-            other_pixels.clone(),
+            session.pixels.draw_seen(pixels).clone(),  # a view would keep its batch
+            session.pixels.draw_seen(other_pixels).clone(),
             photo.name,
             other.name,
             _take_row(found, row),

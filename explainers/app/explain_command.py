@@ -15,6 +15,7 @@ from explainers.app.options import announce_passes, choose_device, find_class, m
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.images.bands import ARRAYS
 from explainers.images.listing import endings, list_images
 from explainers.masking import read_size
 from explainers.posthoc.names import label_methods
@@ -222,7 +223,7 @@ def _list_files(images: Sequence[str], output: Path) -> Iterator[tuple[Path, Pat
             list_photos(given)  # says what is wrong with it
             yield real_path(folder), Path(folder.name)
             continue
-        (files,) = list_images([folder])
+        (files,) = list_images([folder], ARRAYS)
         if not real_path(folder).is_relative_to(real_path(output)):
             files = [file for file in files if not real_path(file).is_relative_to(real_path(output))]
         if not files:

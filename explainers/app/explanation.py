@@ -36,7 +36,7 @@ class Explanation:
     """The heatmap of one class, or of one text, of one image.
 
     Args:
-        image: what the model sees, uint8 (3, S, S).
+        image: what the model sees, uint8 (3, H, W); of a model of other channels, three of them, or grey.
         name: name of the image's file, or its number.
         scores: of all classes or texts, (K,).
         names: readable names of all classes; or the texts.

@@ -35,7 +35,8 @@ def start_sessions(options: Namespace) -> list[Session]:
     """The model with each of the explainers that the options name. What the model does not have is told at once."""
     model, weights, methods = model_and_methods(options)
     purpose: Purpose = "likeness" if options.similar_to or options.k else "texts" if options.texts else "classes"
-    first = Session(model, methods[0], weights, choose_device(options), purpose=purpose, batch_size=options.batch_size)
+    pixels: dict[str, Any] = {"white": options.white, "bands": options.bands}
+    first = Session(model, methods[0], weights, choose_device(options), None, purpose, options.batch_size, **pixels)
     if options.texts:
         first.text_head.embed([*options.texts, *(options.against or ())])
     elif not options.similar_to:
@@ -137,7 +138,7 @@ def announce_passes(sessions: Sequence[Session], pictures: int) -> None:
 def _seconds_per_pass(session: Session) -> float:
     """The time of a forward pass in a batch, of which the first is not timed."""
     target = session.target
-    grey = torch.full((TRIED, len(target.mean), *target.grid.size), 128, dtype=torch.uint8, device=target.mean.device)
+    grey = torch.full((TRIED, target.channels, *target.grid.size), 128, dtype=torch.uint8, device=target.mean.device)
     target(grey)
     start = time.perf_counter()
     target(grey).sum().item()  # which waits for the device

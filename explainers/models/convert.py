@@ -1,11 +1,11 @@
 """Any model as a model to explain: timm's as they are, others converted to timm's architecture."""
 
+import copy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 import explainers.models.huggingface as huggingface
@@ -15,7 +15,7 @@ from explainers.masking import ImageSize, read_size
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
 from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, map_to_timm
-from explainers.models.model import TargetModel
+from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names, read_names
 from explainers.models.plain import plain_target
 from explainers.models.preprocessing import read_processor
@@ -63,7 +63,7 @@ def as_target(
     size = None if image_size is None else read_size(image_size)
     if isinstance(model, TargetModel):
         if not classes and all(each is None for each in (weights, mean, std, processor)):
-            return model if size is None else _override_settings(model.copied(), None, None, size, (), None)
+            return model if size is None else _override_settings(model.copied(), size, (), None)
         raise InputError(
             "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
         )
@@ -82,19 +82,21 @@ def as_target(
             " such as vit_tiny_patch16_224, or a TargetModel"
         )
     model = take_off_wrappers(model)
-    library = find_library(model)
+    library, count = find_library(model), count_channels(model)
     if library is not None and not hasattr(model, "timm_model"):
-        inputs = library.find_inputs(model, weights, size).override(mean, std, classes, transform)
+        inputs = library.find_inputs(model, weights, size).override(mean, std, classes, count, transform)
         return _convert(model, library.plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if library is not None:
-        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, transform)
+        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, count, transform)
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
         transform = inputs.transform
     if is_of_timm(model):
-        return _override_settings(TargetModel(model).float().eval(), mean, std, size, classes, transform)
-    return _search(model, Inputs(size, mean, std, "as given", classes, transform))
+        target = TargetModel(_state_statistics(model, mean, std)).float().eval()
+        return _override_settings(target, size, classes, transform)
+    count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
+    return _search(model, Inputs(size, None, None, "not known").override(mean, std, classes, count, transform))
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -121,10 +123,10 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
             )
             continue
         print(f"{name}: {said}", file=sys.stderr, flush=True)
-        return _override_settings(target, None, None, None, inputs.classes, inputs.transform)
+        return _override_settings(target, None, inputs.classes, inputs.transform)
     if backbones:
         own = read_inputs(model.get_submodule(backbones[0]), inputs.size)
-        inputs = own.override(inputs.mean, inputs.std, inputs.classes, inputs.transform)
+        inputs = own.override(inputs.mean, inputs.std, inputs.classes, count_channels(model), inputs.transform)
     if reasons:
         by_hand = "; if you know its head, give TargetModel(backbone, head=head)" if backbones else ""
         print(
@@ -136,24 +138,22 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
     return plain_target(model, inputs.mean, inputs.std, inputs.size, inputs.classes, inputs.transform)
 
 
+def _state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:
+    """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
+    given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
+    stated, count = copy.copy(model), count_channels(model)
+    stated.pretrained_cfg = dict(model.pretrained_cfg) | {
+        name: tuple(channels(name, values, count)) for name, values in given.items()
+    }
+    return stated
+
+
 def _override_settings(
-    target: TargetModel,
-    mean: Statistics,
-    std: Statistics,
-    size: tuple[int, int] | None,
-    classes: Sequence[str],
-    transform: ImageTransform | None,
+    target: TargetModel, size: tuple[int, int] | None, classes: Sequence[str], transform: ImageTransform | None
 ) -> TargetModel:
     """Give a target, which is changed in place, other settings than its own; see `as_target`."""
-    config = dict(target.backbone.pretrained_cfg)  # a copy; timm reads the settings of a model from it
-    for name, given in (("mean", mean), ("std", std)):
-        if given is not None:
-            values = channels(name, given, len(getattr(target, name)))
-            config[name] = tuple(values)
-            getattr(target, name).copy_(torch.tensor(values)[:, None, None])
     if transform is not None:
-        config["transform"] = transform
-    target.backbone.pretrained_cfg = config
+        target.backbone.pretrained_cfg = {**target.backbone.pretrained_cfg, "transform": transform}
     if size is not None:
         _resize(target, size)
     if classes:

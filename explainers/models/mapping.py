@@ -55,15 +55,20 @@ class Inputs:
     transform: ImageTransform | None = None
 
     def override(
-        self, mean: Statistics, std: Statistics, classes: Sequence[str], transform: ImageTransform | None = None
+        self,
+        mean: Statistics,
+        std: Statistics,
+        classes: Sequence[str],
+        count: int,
+        transform: ImageTransform | None = None,
     ) -> "Inputs":
-        """Override what the user gives; see `as_target`."""
+        """Override what the user gives, mean and std of `count` channels; see `as_target`."""
         given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
         origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
         return replace(
             self,
-            mean=self.mean if mean is None else channels("mean", mean, 3),
-            std=self.std if std is None else channels("std", std, 3),
+            mean=self.mean if mean is None else channels("mean", mean, count),
+            std=self.std if std is None else channels("std", std, count),
             origin=origin,
             classes=classes or self.classes,
             transform=transform or self.transform,

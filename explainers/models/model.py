@@ -1,6 +1,7 @@
 """The model to explain: a classifier head H on a backbone G (TVE, Section 2), both from timm."""
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,39 @@ from explainers.saved.weights import check_finite, check_identity
 
 DEFAULT_PATCH = 16
 """Side of a patch in pixels where a model has no patches of its own: CNNs, and Swin, whose maps have several sizes."""
+
+
+def count_channels(model: nn.Module) -> int:
+    """Count the channels of a model's images: as it says, else those of its first convolution; 3 without one.
+
+    >>> count_channels(nn.Conv2d(6, 8, 3)), count_channels(nn.Linear(2, 2))
+    (6, 3)
+    """
+    first = next((layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)), 3)
+    return getattr(model, "in_chans", None) or first
+
+
+def find_statistics(model: nn.Module) -> tuple[list[float], list[float]]:
+    """Find mean and std of the pixels, from 0 to 1, on which a model of timm was trained, one for each channel.
+
+    If its config states another number, one channel gets their mean, and others repeat them, as timm adapts the weights
+    of the first layer; a warning says so.
+    """
+    config, count = timm.data.resolve_model_data_config(model), count_channels(model)
+    known = config["mean"], config["std"]
+    if {len(stated) for stated in known} == {count}:
+        return list(known[0]), list(known[1])
+    mean, std = (
+        [sum(stated) / len(stated)] if count == 1 else [stated[i % len(stated)] for i in range(count)]
+        for stated in known
+    )
+    warnings.warn(
+        f"{type(model).__name__} of {count} channels: mean and std are guessed from those of {len(known[0])}: mean"
+        f" {' '.join(f'{value:.3g}' for value in mean)}, std {' '.join(f'{value:.3g}' for value in std)}; give"
+        " as_target(model, mean=, std=) if they are others",
+        stacklevel=3,
+    )
+    return mean, std
 
 
 class TargetModel(nn.Module):
@@ -70,9 +104,9 @@ class TargetModel(nn.Module):
         self.head: Any = split_single_logit(head)
         self.classes: list[str] = list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
-        config = timm.data.resolve_model_data_config(model)
-        self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
+        mean, std = find_statistics(model)
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
         self._check_head(path, fitted.get("target", {}))
         # Quantised weights cannot be tested, and those on the device "meta" have no values
         plain = {k: value for k, value in self.state_dict().items() if type(value) is Tensor and not value.is_meta}
@@ -171,6 +205,11 @@ class TargetModel(nn.Module):
             )
 
     @property
+    def channels(self) -> int:
+        """C, the number of channels of an image."""
+        return len(self.mean)
+
+    @property
     def num_classes(self) -> int:
         """K, the number of classes."""
         head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
@@ -214,7 +253,7 @@ class TargetModel(nn.Module):
         return self.backbone_identity() | self.head_identity()
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Normalise uint8 images (B, C, H, W) with the mean and std of the backbone's training: float32."""
+        """Normalise images (B, C, H, W), uint8 or uint16, with mean and std of the backbone's training: float32."""
         return (zero_to_one(images) - self.mean) / self.std
 
     def embed(self, normalised: Tensor) -> Tensor:

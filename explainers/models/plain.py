@@ -20,7 +20,7 @@ from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
 from explainers.models.mapping import Statistics, channels
-from explainers.models.model import TargetModel
+from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names
 from explainers.models.wrappers import copy_module
 
@@ -35,7 +35,7 @@ PLANAR = tuple(f"torch.nn.modules.{kind}" for kind in ("conv", "batchnorm", "poo
 class PlainBackbone(nn.Module):
     """A module of images with the part of timm's interface that a `TargetModel` and feature maps need.
 
-    It maps normalised images (B, 3, H, W) to embeddings (B, D), as `take_logits` finds them in its output. H and W are
+    It maps normalised images (B, C, H, W) to embeddings (B, D), as `take_logits` finds them in its output. H and W are
     `size`, D is `width`, and `probed` is what `probe` found about the module.
     """
 
@@ -55,9 +55,10 @@ class PlainBackbone(nn.Module):
         self.head_hidden_size = width
         self.differentiable = probed.differentiable
         self.repeats_layers = probed.repeats
+        self.in_chans = len(mean)
         self.pretrained_cfg = {
             "architecture": type(model).__name__,
-            "input_size": (3, *size),
+            "input_size": (len(mean), *size),
             "mean": tuple(mean),
             "std": tuple(std),
             "transform": transform or ImageTransform(size),
@@ -69,7 +70,7 @@ class PlainBackbone(nn.Module):
         ]
 
     def forward_features(self, normalised: Tensor) -> Tensor:
-        """Embed normalised images (B, 3, H, W) → (B, D)."""
+        """Embed normalised images (B, C, H, W) → (B, D)."""
         return take_logits(self.model(normalised.contiguous()), type(self.model).__name__)
 
     def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
@@ -121,7 +122,7 @@ def plain_target(
     classes: Sequence[str] = (),
     transform: ImageTransform | None = None,
 ) -> TargetModel:
-    """Make a target of any module that maps normalised float images (B, 3, H, W) to logits (B, K).
+    """Make a target of any module that maps normalised float images (B, C, H, W) to logits (B, K).
 
     The module returns its logits as a tensor, as an output or a dictionary with `logits`, or as the first of a tuple.
     It is copied, and stays as it is. All masks and metrics work; gradients of pixels, where the logits have them; and
@@ -129,7 +130,8 @@ def plain_target(
 
     Args:
         model: the module.
-        mean: mean of the pixels of its training, from 0 to 1, one for all channels or one for each.
+        mean: mean of the pixels of its training, from 0 to 1, one for each channel; or one for all channels, whose
+            number is then that of the module's first convolution.
         std: their standard deviation, likewise.
         image_size: height and width of the images of its training in pixels, or one number for both.
         classes: names of the classes in the order of the logits; empty if they are not known.
@@ -154,12 +156,14 @@ def plain_target(
             f" {missing}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
             " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
         )
-    means, stds = channels("mean", mean, 3), channels("std", std, 3)
+    count = next((len(each) for each in (mean, std) if not isinstance(each, int | float)), count_channels(model))
+    means, stds = channels("mean", mean, count), channels("std", std, count)
     size = read_size(image_size)
     patch_size = default_patch_size(size)
     own = copy_module(model).eval()
-    probed = probe(own, size)
-    head = _take_head(own, probed, size)
+    images = probe_images(own, (count, *size))
+    probed = probe(own, images)
+    head = _take_head(own, probed, images)
     width = getattr(head, "in_features", probed.logits.shape[1])
     backbone = PlainBackbone(own, means, stds, size, patch_size, width, probed, transform)
     with torch.no_grad():  # as in `copy_module`
@@ -169,7 +173,7 @@ def plain_target(
     return target.to(probed.logits.device)
 
 
-def _take_head(model: nn.Module, probed: "Probed", size: tuple[int, int]) -> nn.Module:
+def _take_head(model: nn.Module, probed: "Probed", images: Tensor) -> nn.Module:
     """Take the last linear layer off a module, which is changed in place, if the layer on what remains is the module.
 
     Returns:
@@ -182,7 +186,7 @@ def _take_head(model: nn.Module, probed: "Probed", size: tuple[int, int]) -> nn.
         model.set_submodule(name, nn.Identity())
         try:
             with torch.no_grad():
-                embeddings = take_logits(model(probe_images(model, size)), type(model).__name__)
+                embeddings = take_logits(model(images), type(model).__name__)
                 if torch.allclose(head(embeddings), probed.logits, rtol=1e-4, atol=1e-5):
                     return head
         except Exception:  # it reads the layer's weights or attributes besides
@@ -238,14 +242,14 @@ class Probed:
         return next(((name, channels) for name, channels in reversed(self.maps) if self.calls[name] == 1), None)
 
 
-def probe(model: nn.Module, size: tuple[int, int]) -> Probed:
-    """Classify two random images and the mean image by a module in eval mode, and watch its layers.
+def probe(model: nn.Module, images: Tensor) -> Probed:
+    """Classify the `probe_images` by a module in eval mode, and watch its layers.
 
     Raises:
-        InputError: if the model is not a classifier of normalised float images (B, 3, H, W), or if
+        InputError: if the model is not a classifier of normalised float images (B, C, H, W) of this size, or if
             its logits are not finite, are probabilities, are random, or depend on the other images of a batch.
     """
-    name, images = type(model).__name__, probe_images(model, size).requires_grad_()
+    name, images = type(model).__name__, images.clone().requires_grad_()
     try:
         with torch.inference_mode(False), torch.enable_grad(), _record_layers(model) as probed:
             logits = probed.logits = take_logits(model(images), name)
@@ -256,9 +260,9 @@ def probe(model: nn.Module, size: tuple[int, int]) -> Probed:
     except Exception as error:  # a bug of the model or an image that is not for it: only its author can say which
         reason = next(iter(str(error).strip().splitlines()), "no message").rstrip(".:")
         raise InputError(
-            f"expected a classifier of normalised float32 images of shape (B, 3, {size[0]}, {size[1]}), got"
-            f" {name}, which raises {type(error).__name__}: {reason}: give the image_size of its training, and a model"
-            " in float32 (model.float()) for 3 channels"
+            f"expected a classifier of normalised float32 images of shape (B, {', '.join(map(str, images.shape[1:]))}),"
+            f" got {name}, which raises {type(error).__name__}: {reason}: give the image_size of its training, a model"
+            " in float32 (model.float()), and mean and std as one number for each of its channels"
         ) from error
     _check_logits(logits.detach(), alone, name)
     try:
@@ -269,10 +273,10 @@ def probe(model: nn.Module, size: tuple[int, int]) -> Probed:
     return probed
 
 
-def probe_images(model: nn.Module, size: tuple[int, int]) -> Tensor:
-    """Return two random images and the mean image, (3, 3, H, W), on the device of a model."""
+def probe_images(model: nn.Module, shape: tuple[int, int, int]) -> Tensor:
+    """Return two random images and the mean image, each of a shape (C, H, W), on the device of a model."""
     weight = next(model.parameters(), torch.empty(0))
-    noise = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return torch.cat([noise, torch.zeros_like(noise[:1])]).to(weight.device)
 
 

@@ -135,6 +135,19 @@ def text_head(monkeypatch):
     monkeypatch.setattr(session, "find_text_head", lambda target, _=None: head)
 
 
+@pytest.mark.situation(26)
+def test_twelve_bits_need_the_value_of_white(run, folder):
+    Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save("xray.png")
+    status, _, errors = run("explain", "xray.png", "--method", "Chance")
+    assert status == 1 and "explain it with white=4095" in errors[0]
+    for white in ("4095", "0,4095"):
+        assert run("explain", "xray.png", "--method", "Chance", "--white", white)[0] == 0
+    status, _, errors = run("explain", "xray.png", "--method", "Chance", "--white", "1,2,3")
+    assert status == 2 and "expected one value, or two, got 1,2,3" in errors[0]
+    status, _, errors = run("explain", "cat.jpg", "--method", "Chance", "--bands", "2,1,0")
+    assert status == 1 and errors == ["explainers: bands=(2, 1, 0): the model has 3 channels: leave it out"]
+
+
 def test_texts_in_files_named_after_them(run, folder, text_head):
     words = ["--text", "a cat", "a/dog", "--against", "a bird", "--method", "GAE"]
     status, lines, errors = run("explain", "cat.jpg", "photos", *words)

@@ -305,11 +305,6 @@ def test_the_session_knows_the_names_of_the_classes(target):
         own.class_index("crane")
 
 
-def test_a_model_of_grey_images_is_refused():
-    with pytest.raises(InputError, match="^expected a model of images of 3 channels, got .* of 1$"):
-        Session(timm_model(in_chans=1), "Chance")
-
-
 @pytest.mark.parametrize("broken", ["weights", "method"])
 def test_a_number_that_is_not_finite_is_refused_with_the_name_of_the_image(target, broken):
     if broken == "weights":

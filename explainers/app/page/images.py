@@ -19,6 +19,7 @@ from explainers.app.choosing import estimate_passes
 from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, checks_choices
+from explainers.images.bands import see_pixels
 from explainers.likeness import Likeness, likeness
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
@@ -89,7 +90,8 @@ class OpenedImage:
         self.turns = turns
         self.picture = fit_photo(image, PICTURE_SIZE)
         self.box = scale_box(session.transform.box(*image.size), image, self.picture)
-        self.image = session.transform(image)[None].to(self.target.mean.device)
+        pixels, _ = see_pixels(session.pixels.convert(image, name), session.transform)
+        self.image = pixels[None].to(self.target.mean.device)
         self.probabilities: Tensor | None = None
         with turns.turn(), torch.no_grad():
             if session.names:
