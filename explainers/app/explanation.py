@@ -47,7 +47,8 @@ class Explanation:
         top: number of `classes`.
         heatmap_of: computes the heatmap (P, P) of another class, from its index and name.
         file: the image's file, if it has one; `save` never replaces it.
-        quantity: what the scores are: `probability`; for texts `similarity`, the cosine, or `score`.
+        quantity: what the scores are: `probability`, or `value` of a regression; for texts `similarity`, the cosine, or
+            `score`.
         against: what the class or text is told apart from, in words; empty for nothing.
         score_of: scores further texts, (1,) each; `None` for classes.
         photo: reads the whole photo, upright RGB; `None` in an explanation from a file.
@@ -88,7 +89,8 @@ class Explanation:
     def title(self) -> str:
         """The class or text of the heatmap, with its score."""
         explained = self.explained
-        return f"{explained.name} {explained.score:.2f}{self.against and f' against {self.against}'}"
+        score = f"{explained.score:.{'4g' if self.quantity == 'value' else '2f'}}"
+        return f"{explained.name} {score}{self.against and f' against {self.against}'}"
 
     def of(self, wanted: int | str) -> "Explanation":
         """Explain another class of the same image, by its name or index; or any other text, if texts are explained.

@@ -21,6 +21,8 @@ from explainers.app.photos import Images, OneImage, Photo, decode_batches, decod
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
+from explainers.models.outputs import TargetFunction
+from explainers.models.scores import Score
 from explainers.posthoc.defaults import Purpose
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.text import TextHead
@@ -43,6 +45,8 @@ def explain(  # type: ignore[overload-overlap]  # a text is a path, although it 
     text: str | Sequence[str] | None = ...,
     against: str | Sequence[str] | None = ...,
     text_head: TextHead | None = ...,
+    score: Score | None = ...,
+    target: TargetFunction | None = ...,
 ) -> Explanation: ...
 
 
@@ -59,6 +63,8 @@ def explain(
     text: str | Sequence[str] | None = ...,
     against: str | Sequence[str] | None = ...,
     text_head: TextHead | None = ...,
+    score: Score | None = ...,
+    target: TargetFunction | None = ...,
 ) -> list[Explanation]: ...
 
 
@@ -74,6 +80,8 @@ def explain(
     text: str | Sequence[str] | None = None,
     against: str | Sequence[str] | None = None,
     text_head: TextHead | None = None,
+    score: Score | None = None,
+    target: TargetFunction | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
 
@@ -93,6 +101,8 @@ def explain(
             explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
         against: a text, or several, such as other names: the heatmap shows what tells the text apart from their mean.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
+        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `as_target`.
+        target: function of what the module returns → the number of each image that is explained, see `as_target`.
 
     Returns:
         An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
@@ -103,7 +113,8 @@ def explain(
     """
     if text is None and text_head is not None:
         raise InputError("text_head= needs text=")
-    session = Session(model, method, weights, device, text_head, "classes" if text is None else "texts")
+    purpose: Purpose = "classes" if text is None else "texts"
+    session = Session(model, method, weights, device, text_head, purpose, score=score, target=target)
     explanations = session.explain(images, classes, top, text, against)
     return explanations[0] if is_single(images) else explanations
 
@@ -121,6 +132,8 @@ class Session:
         purpose: what the method `auto` chooses an explainer for; `auto` for classes, or for texts if there is a
             `text_head`, or if the model has no classes.
         batch_size: number of images that are explained at once; `None` for as many as `choose_batch_size` finds.
+        score: what the logits mean, see `as_target`.
+        target: function of what the module returns → the number that is explained, see `as_target`.
 
     Attributes:
         target: the model.
@@ -142,11 +155,13 @@ class Session:
         text_head: TextHead | None = None,
         purpose: Literal["auto"] | Purpose = "auto",
         batch_size: int | None = None,
+        score: Score | None = None,
+        target: TargetFunction | None = None,
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
         self.lock = threading.RLock()
-        self.target = prepare_model(model, weights, device)
+        self.target = prepare_model(model, weights, device, score, target)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
             purpose = "texts" if without or text_head is not None else "classes"
@@ -345,7 +360,7 @@ class Session:
             with self.computing():
                 return prepare(image[None]).scores([text])[0]
 
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"quantity": "value"} if self.target.score == "value" else {}
         if texts is not None:
             quantity = "similarity" if self.text_head.normalise else "score"
             settings = {"quantity": quantity, "against": summarise(against), "score_of": compute_score}

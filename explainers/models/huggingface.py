@@ -27,9 +27,17 @@ from explainers.models.mapping import (
     linear_part,
     rename_weights,
 )
+from explainers.models.scores import Score
 
 FIRST_TOKEN = ("vit", "deit")
 """Families whose own pooled output is another than the embedding that their heads read: the class token."""
+
+PROBLEMS: dict[str | None, Score] = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "value",
+}
+"""`problem_type` of a config → what the outputs mean."""
 
 
 def plan(model: Any, inputs: Inputs) -> Plan:
@@ -70,14 +78,15 @@ def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) 
     size = image_size or find_image_size(getattr(model.config, "vision_config", model.config))
     classifies = hasattr(model, "classifier") or hasattr(model, "cls_classifier")
     classes = class_names(model.config) if classifies else []
-    return Inputs(size, mean, std, f"those of the usual image processor of {family}", classes)
+    return Inputs(size, mean, std, f"those of the usual image processor of {family}", classes, find_score(model.config))
 
 
 def find_wrapped_inputs(model: Any) -> Inputs:
     """Return the images that a timm model inside a model of transformers takes, as its config states them."""
     stated = model.config.pretrained_cfg or {}
     classes = class_names(model.config) if type(model).__name__.endswith("ForImageClassification") else []
-    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes)
+    score = find_score(model.config)
+    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes, score)
 
 
 def _find_family(model: Any) -> str:
@@ -91,6 +100,11 @@ def find_image_size(config: Any) -> int | None:
     size = getattr(config, "image_size", None)
     sizes = set(size) if isinstance(size, Sequence) else {size}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def find_score(config: Any) -> Score | None:
+    """Return what a config says of the outputs; None if it says nothing."""
+    return PROBLEMS.get(getattr(config, "problem_type", None))
 
 
 def class_names(config: Any) -> list[str]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from explainers.errors import InputError
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
+from explainers.models.scores import Score
 
 Statistics = float | Sequence[float] | None
 """Mean or standard deviation of pixels from 0 to 1: one for all channels, or one for each; None for the model's own."""
@@ -42,6 +43,7 @@ class Inputs:
         std: their standard deviation; None if not known.
         origin: where mean and standard deviation come from, for messages.
         classes: names of the classes, in the order of the logits; empty if they are not known.
+        score: what the outputs mean; None if not known, see `TargetModel`.
     """
 
     image_size: int | None
@@ -49,9 +51,12 @@ class Inputs:
     std: Sequence[float] | None
     origin: str
     classes: Sequence[str] = ()
+    score: Score | None = None
 
-    def override(self, mean: Statistics, std: Statistics, classes: Sequence[str]) -> "Inputs":
-        """Override mean, standard deviation and names by those that the user gives; see `as_target`."""
+    def override(
+        self, mean: Statistics, std: Statistics, classes: Sequence[str], score: Score | None = None
+    ) -> "Inputs":
+        """Override mean, standard deviation, names and score by those that the user gives; see `as_target`."""
         given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
         origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
         return replace(
@@ -60,6 +65,7 @@ class Inputs:
             std=self.std if std is None else channels("std", std, 3),
             origin=origin,
             classes=classes or self.classes,
+            score=score or self.score,
         )
 
     def __str__(self) -> str:
@@ -124,7 +130,8 @@ def _build(plan: Plan) -> TargetModel:
         "mean": tuple(plan.inputs.mean or ()),
         "std": tuple(plan.inputs.std or ()),
     }
-    target = TargetModel(model, None if plan.head is None else copy.deepcopy(plan.head).cpu().float())
+    head = None if plan.head is None else copy.deepcopy(plan.head).cpu().float()
+    target = TargetModel(model, head, plan.inputs.score)
     if plan.inputs.classes:
         target.classes = list_names(plan.inputs.classes, target.num_classes)
     return target.eval()
@@ -146,7 +153,8 @@ def _compare_outputs(original: nn.Module, plan: Plan, target: TargetModel) -> fl
             f" ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
         ) from error
     embeddings = target.embed(images)
-    found = embeddings if plan.head is None else target.classify(embeddings)
+    # By the original head, of which a target may have made two classes
+    found = embeddings if plan.head is None else copy.deepcopy(plan.head).eval().float()(embeddings)
     if found.shape != expected.shape:
         raise Unmapped(f"its outputs have the shape {list(expected.shape)}, those of timm's model {list(found.shape)}")
     spread = (expected - expected.mean(0)).abs().max().clamp(min=1e-6 * expected.abs().max() + 1e-12)

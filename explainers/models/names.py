@@ -16,9 +16,12 @@ from explainers.saved.files import printable
 def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
     """The `readable_names` of all classes of a model, in the order of its logits.
 
-    They are those of its head, or of a data set (`of_data`) of as many classes, or timm's for ImageNet; else `class 0`.
+    They are those of its head, or of a data set (`of_data`) of as many classes, or timm's for ImageNet; else `class 0`,
+    and of a model of values `value 0`, or `value` for a single one.
     """
     count = target.num_classes
+    if target.score == "value" and not target.classes:
+        return ["value"] if count == 1 else [f"value {number}" for number in range(count)]
     names = list(target.classes or (of_data if len(of_data) == count else ()))
     if not names:
         subset = timm.data.infer_imagenet_subset(target.backbone)

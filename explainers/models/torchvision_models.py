@@ -153,6 +153,8 @@ def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) 
             f"expected image_size={own}, as this {type(model).__name__} takes, got {image_size}: drop image_size"
         )
     size = image_size or own
+    if type(model).__module__.startswith("torchvision.models.detection"):
+        return Inputs(size or 224, (0.0,) * 3, (1.0,) * 3, "because a detector normalises pixels itself")
     if weights is None:
         return Inputs(size or 224, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, "ImageNet's, as torchvision's weights")
     try:

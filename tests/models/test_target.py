@@ -52,7 +52,7 @@ def test_head_of_backbone_is_the_models_own_answer(model, images):
     assert embeddings.shape == (5, target.embed_dim)
     torch.testing.assert_close(target.classify(embeddings), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(target(images), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(target.probabilities(target.normalise(images)), expected.softmax(-1))
+    torch.testing.assert_close(target.score_images(target.normalise(images)), expected.softmax(-1))
 
 
 def test_one_forward_pass_gives_the_embedding_and_the_maps(model, images):
@@ -225,7 +225,7 @@ def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, 
     with torch.no_grad():
         z = model(normalised_by_hand(model, images))[:, 0]
     sigmoid = 1 / (1 + torch.exp(-z))
-    probabilities = target.probabilities(target.normalise(images))
+    probabilities = target.score_images(target.normalise(images))
     assert target.num_classes == 2
     torch.testing.assert_close(probabilities, torch.stack([1 - sigmoid, sigmoid], 1))
     binary = -(labels * sigmoid.log() + (1 - labels) * (1 - sigmoid).log()).mean()
