@@ -20,7 +20,7 @@ from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 
-ABSENT = ("texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer", "k")
+ABSENT = ("score", "texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer", "k")
 """Options that only some commands have; `None` for the others."""
 
 METHOD = "NAME or NAME(option=value, ...)"
@@ -141,13 +141,13 @@ def parser() -> Parser:
     command.set_defaults(**dict.fromkeys(ABSENT), method=["auto"])
     commands = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
     model = _model_options()
-    passes = _passes_options()
-    _add_explain(commands, [model, _method_options(), passes])
+    passes, score = _passes_options(), _score_options()
+    _add_explain(commands, [model, score, _method_options(), passes])
     _add_nearest(commands, [model, _method_options()])
-    _add_serve(commands, [model, _method_options()])
+    _add_serve(commands, [model, score, _method_options()])
     add = commands.add_parser("list", parents=[model], help="list trained explainers and methods")
     add.set_defaults(module="explainers.app.list_command", run="list_all")
-    _add_benchmark(commands, [model, passes])
+    _add_benchmark(commands, [model, score, passes])
     return command
 
 
@@ -157,6 +157,16 @@ def _model_options() -> Parser:
     options.add_argument("--weights", metavar="FILE", help="its weights, .safetensors or .pth (default: timm's)")
     options.add_argument("--head", metavar="FILE", help="head.safetensors of another task on the same backbone")
     options.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:1 (default: a GPU if there is one)")
+    return options
+
+
+def _score_options() -> Parser:
+    options = Parser(add_help=False)
+    options.add_argument(
+        "--score",
+        choices=("softmax", "sigmoid", "value"),
+        help="what its outputs mean: one class, several at once, or numbers, as of a regression (default: softmax)",
+    )
     return options
 
 

@@ -89,8 +89,11 @@ class Explanation:
     def title(self) -> str:
         """The class or text of the heatmap, with its score."""
         explained = self.explained
-        score = f"{explained.score:.{'4g' if self.quantity == 'value' else '2f'}}"
-        return f"{explained.name} {score}{self.against and f' against {self.against}'}"
+        return f"{self.write(explained)}{self.against and f' against {self.against}'}"
+
+    def write(self, each: ExplainedClass) -> str:
+        """The name of a class or text with its score: two decimal places, or four digits of a value."""
+        return f"{each.name} {each.score:{'.4g' if self.quantity == 'value' else '.2f'}}"
 
     def of(self, wanted: int | str) -> "Explanation":
         """Explain another class of the same image, by its name or index; or any other text, if texts are explained.

@@ -54,8 +54,8 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     The model of a trained explainer is the one that it was trained for, unless another is named.
     """
     if options.explainer and options.model is None:
-        if options.weights or options.head:
-            raise InputError("expected --model beside --weights or --head, got --explainer alone: name the model")
+        if options.weights or options.head or options.score:
+            raise InputError("--weights, --head and --score need --model beside --explainer: name the model")
         explainer = load(options.explainer)
         return explainer.target, None, [explainer]
     methods: list[Method] = [
@@ -63,9 +63,9 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     ]
     methods = [Path(options.explainer)] if options.explainer else methods
     model = options.model or DEFAULT_MODEL
-    if options.head is None:
+    if options.head is None and options.score is None:
         return model, options.weights, methods
-    return TargetModel(timm_model(model, options.weights), head=options.head).eval(), None, methods
+    return TargetModel(timm_model(model, options.weights), options.head, options.score).eval(), None, methods
 
 
 def choose_device(options: Namespace) -> str | None:

@@ -332,7 +332,8 @@ def take_logits(output: Any, name: str) -> Tensor:
     if not isinstance(logits, Tensor):
         raise InputError(
             f"expected logits (B, K) of {name}, as a tensor, an output with .logits, a dictionary with 'logits', or the"
-            f" first of a tuple, got {type(output).__name__}: wrap the model in a module that returns its logits"
+            f" first of a tuple, got {type(output).__name__}: wrap the model in a module that returns its logits, or"
+            " give target=, a function that reads one number for each image of what the model returns"
         )
     return logits
 
@@ -343,7 +344,8 @@ def _check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
         kind = str(logits.dtype).removeprefix("torch.")
         raise InputError(
             f"expected floating-point logits of shape (B, K) of {name}, got {kind} of shape {list(logits.shape)} for 3"
-            " images: wrap the model in a module that returns one row of logits for each image"
+            " images: wrap the model in a module that returns one row of logits for each image, or give target=, a"
+            " function that reads one number for each image"
         )
     if not logits.isfinite().all():
         where = "the mean image" if logits[:2].isfinite().all() else "random images"
