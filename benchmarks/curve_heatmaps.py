@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.agreement import spearman
 from explainers.models import TargetModel
-from explainers.models.removal import masked_outputs, masked_probabilities
+from explainers.models.removal import masked_outputs, masked_scores
 from explainers.posthoc import GreedyOrder
 from explainers.posthoc.lime import fit_linear, lime_samples, sample_weights
 from explainers.posthoc.masks import RandomMasks
@@ -133,9 +133,7 @@ BASELINES |= {"KernelSHAP": kernel_shap, "LIME": lime, "RISE": rise, "GreedyOrde
 def _scores(batch: Batch, keep: Tensor) -> Tensor:
     """The probability of the class under masks (B, M, N): (B, M)."""
     normalised = batch.target.normalise(batch.images)
-    return masked_probabilities(
-        batch.target, normalised, batch.classes, keep, batch.grid, batch.removal, batch.chunk_size
-    )
+    return masked_scores(batch.target, normalised, batch.classes, keep, batch.grid, batch.removal, batch.chunk_size)
 
 
 def seconds(explainer: Any, batch: Batch, rounds: int = 3) -> dict[str, list[list[float]]]:

@@ -99,7 +99,7 @@ def explain_captum(
         "perturbations_per_eval": batch,
         "return_input_shape": False,
     }
-    shap = KernelShap(target.probabilities)
+    shap = KernelShap(target.score_images)
     normalised = target.normalise(images)
     shap.perturb_func = coalition_by_coalition
     values = [shap.attribute(normalised[i : i + 1], 0, int(classes[i]), **settings) for i in range(len(images))]

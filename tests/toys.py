@@ -194,7 +194,7 @@ def marked_splits():
 @torch.no_grad()
 def game(target, image, predict=None):
     """v of all coalitions of 3 × 3 patches of an image, and its exact Shapley values (N, K)."""
-    values = references.coalition_values(predict or target.probabilities, target.normalise(image[None])[0], side=3)
+    values = references.coalition_values(predict or target.score_images, target.normalise(image[None])[0], side=3)
     return values, references.exact_shapley(values, 9)
 
 

@@ -21,7 +21,7 @@ from explainers.saved.files import printable
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 
 ABSENT = (
-    *("bands", "white", "texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer"),
+    *("bands", "white", "score", "texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer"),
     *("image_size", "k"),
 )
 """Options that only some commands have; `None` for the others."""
@@ -144,13 +144,13 @@ def parser() -> Parser:
     command.set_defaults(**dict.fromkeys(ABSENT), method=["auto"])
     commands = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
     model = _model_options()
-    size, passes = _size_options(), _passes_options()
-    _add_explain(commands, [model, size, _method_options(), passes])
+    size, passes, score = _size_options(), _passes_options(), _score_options()
+    _add_explain(commands, [model, size, score, _method_options(), passes])
     _add_nearest(commands, [model, size, _method_options()])
-    _add_serve(commands, [model, size, _method_options()])
+    _add_serve(commands, [model, size, score, _method_options()])
     add = commands.add_parser("list", parents=[model], help="list trained explainers and methods")
     add.set_defaults(module="explainers.app.list_command", run="list_all")
-    _add_benchmark(commands, [model, size, passes])
+    _add_benchmark(commands, [model, size, score, passes])
     return command
 
 
@@ -170,6 +170,16 @@ def _size_options() -> Parser:
         type=parse_size,
         metavar="PIXELS",
         help="448, or 224x448 for height and width: more pixels give more patches (default: the model's own)",
+    )
+    return options
+
+
+def _score_options() -> Parser:
+    options = Parser(add_help=False)
+    options.add_argument(
+        "--score",
+        choices=("softmax", "sigmoid", "value"),
+        help="what its outputs mean: one class, several at once, or numbers, as of a regression (default: softmax)",
     )
     return options
 

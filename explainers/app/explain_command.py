@@ -121,7 +121,7 @@ def describe(drawn: Drawn, name: str, file: Path) -> str:
     """The line that is printed about the picture of an image."""
     if isinstance(drawn, Comparison):
         return printable(f"{name}: {drawn.similarity:.2f} like {drawn.other_name} by {drawn.method} -> {file}")
-    listed = ", ".join(f"{each.name} {each.score:.2f}" for each in drawn.classes)
+    listed = ", ".join(map(drawn.write, drawn.classes))
     kind = drawn.quantity if drawn.kind == "text" else f"top {len(drawn.classes)}"
     return printable(f"{name}: {drawn.title} by {drawn.method} -> {file} ({kind}: {listed})")
 
@@ -160,7 +160,7 @@ def serve(options: Namespace) -> None:
 
 def command_to_serve(options: Namespace) -> str:
     """The command that serves the page for the same model and explainer."""
-    chosen = {name: getattr(options, name) for name in ("model", "weights", "head", "explainer")}
+    chosen = {name: getattr(options, name) for name in ("model", "weights", "head", "score", "explainer")}
     method = next(iter(label_methods(options.method)))
     chosen["method"] = None if method == "auto" else method
     if options.image_size:

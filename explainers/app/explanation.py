@@ -47,7 +47,8 @@ class Explanation:
         top: number of `classes`.
         heatmap_of: computes the heatmap of another class, from its index, its name and `against`.
         file: the image's file, if it has one; `save` never replaces it.
-        quantity: what the scores are: `probability`; for texts `similarity`, the cosine, or `score`.
+        quantity: what the scores are: `probability`, or `value` of a regression; for texts `similarity`, the cosine, or
+            `score`.
         against: indices of the classes, or the texts, from which the class or text is told apart.
         score_of: scores further texts, (1,) each; `None` for classes.
         photo: reads the whole photo, upright RGB; `None` in an explanation from a file.
@@ -88,7 +89,11 @@ class Explanation:
     def title(self) -> str:
         """The class or text of the heatmap, with its score."""
         explained = self.explained
-        return f"{explained.name} {explained.score:.2f}{summarise(self._others, self.kind)}"
+        return f"{self.write(explained)}{summarise(self._others, self.kind)}"
+
+    def write(self, each: ExplainedClass) -> str:
+        """The name of a class or text with its score: two decimal places, or four digits of a value."""
+        return f"{each.name} {each.score:{'.4g' if self.quantity == 'value' else '.2f'}}"
 
     @property
     def _others(self) -> list[str]:

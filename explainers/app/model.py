@@ -10,6 +10,8 @@ from torch import nn
 from explainers.errors import InputError
 from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
+from explainers.models.outputs import TargetFunction
+from explainers.models.scores import Score
 from explainers.text import TextHead, clip_text_head
 
 IMAGE_TOWERS = ("clip", "siglip")
@@ -21,13 +23,15 @@ def prepare_model(
     weights: str | Path | None = None,
     device: str | torch.device | None = None,
     image_size: ImageSize | None = None,
+    score: Score | None = None,
+    function: TargetFunction | None = None,
 ) -> TargetModel:
     """Build the model to explain, with the arguments of `Session`, in eval mode; its weights need no gradients.
 
     The caller's model stays as it is; a `TargetModel` shares its weights. An InputError is raised for a device that
     this machine does not have.
     """
-    target = as_target(model, weights, image_size=image_size)
+    target = as_target(model, weights, image_size=image_size, score=score, target=function)
     target = _share_weights(target) if target is model else target
     if device is None and isinstance(model, str) and torch.cuda.is_available():
         device = "cuda"

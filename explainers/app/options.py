@@ -54,10 +54,10 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     The model of a trained explainer is the one that it was trained for, unless another is named.
     """
     if options.explainer and options.model is None:
-        if options.weights or options.head:
-            raise InputError("expected --model beside --weights or --head, got --explainer alone: name the model")
-        if options.image_size:
-            raise InputError("expected --model beside --image-size, got --explainer alone: name the model")
+        if options.weights or options.head or options.score or options.image_size:
+            raise InputError(
+                "--weights, --head, --score and --image-size need --model beside --explainer: name the model"
+            )
         explainer = load(options.explainer)
         return explainer.target, None, [explainer]
     methods: list[Method] = [
@@ -65,9 +65,9 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     ]
     methods = [Path(options.explainer)] if options.explainer else methods
     model = options.model or DEFAULT_MODEL
-    if options.head is None and options.image_size is None:
+    if options.head is None and options.score is None and options.image_size is None:
         return model, options.weights, methods
-    target = TargetModel(timm_model(model, options.weights), head=options.head).eval()
+    target = TargetModel(timm_model(model, options.weights), options.head, options.score).eval()
     return as_target(target, image_size=options.image_size), None, methods
 
 

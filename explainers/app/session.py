@@ -24,6 +24,8 @@ from explainers.images.decoding import White
 from explainers.masking import ImageSize
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
+from explainers.models.outputs import TargetFunction
+from explainers.models.scores import Score
 from explainers.posthoc.defaults import Purpose
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.text import TextHead
@@ -52,6 +54,8 @@ def explain(  # type: ignore[overload-overlap]  # a text is a path, although it 
     image_size: ImageSize | None = ...,
     white: White = ...,
     bands: Sequence[int] | None = ...,
+    score: Score | None = ...,
+    target: TargetFunction | None = ...,
 ) -> Explanation: ...
 
 
@@ -71,6 +75,8 @@ def explain(
     image_size: ImageSize | None = ...,
     white: White = ...,
     bands: Sequence[int] | None = ...,
+    score: Score | None = ...,
+    target: TargetFunction | None = ...,
 ) -> list[Explanation]: ...
 
 
@@ -89,6 +95,8 @@ def explain(
     image_size: ImageSize | None = None,
     white: White = None,
     bands: Sequence[int] | None = None,
+    score: Score | None = None,
+    target: TargetFunction | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
 
@@ -113,6 +121,8 @@ def explain(
             both: more pixels give more patches. `None` for the model's own.
         white: value of white in floats and images of more than 8 bits, such as 4095; or (black, white).
         bands: three of more than 4 channels, numbered from 0, that pictures show; `None` for the first.
+        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `as_target`.
+        target: function of what the module returns → the number of each image that is explained, see `as_target`.
 
     Returns:
         An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
@@ -124,9 +134,7 @@ def explain(
     if text is None and text_head is not None:
         raise InputError("text_head= needs text=")
     purpose: Purpose = "classes" if text is None else "texts"
-    session = Session(
-        model, method, weights, device, text_head, purpose, image_size=image_size, white=white, bands=bands
-    )
+    session = Session(model, method, weights, device, text_head, purpose, None, image_size, white, bands, score, target)
     explanations = session.explain(images, classes, top, text, against)
     return explanations[0] if is_single(images) else explanations
 
@@ -142,7 +150,7 @@ class Session:
         text_head: see `explain`; it is loaded when a text is explained.
         purpose: what `auto` chooses an explainer for; `auto` for texts if there is a `text_head`, or no classes.
         batch_size: number of images that are explained at once; `None` for as many as `choose_batch_size` finds.
-        image_size: see `explain`, as for `white` and `bands`.
+        image_size: see `explain`, as for `white`, `bands`, `score` and `target`.
 
     Attributes:
         target: the model.
@@ -168,11 +176,13 @@ class Session:
         image_size: ImageSize | None = None,
         white: White = None,
         bands: Sequence[int] | None = None,
+        score: Score | None = None,
+        target: TargetFunction | None = None,
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
         self.lock = threading.RLock()
-        self.target = prepare_model(model, weights, device, image_size)
+        self.target = prepare_model(model, weights, device, image_size, score, target)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
             purpose = "texts" if without or text_head is not None else "classes"
@@ -384,7 +394,7 @@ class Session:
             with self.computing():
                 return prepare(image[None]).scores([text])[0]
 
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"quantity": "value"} if self.target.score == "value" else {}
         if texts is not None:
             quantity = "similarity" if self.text_head.normalise else "score"
             settings = {"quantity": quantity, "score_of": compute_score}

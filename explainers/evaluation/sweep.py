@@ -122,7 +122,7 @@ class Sweep:
         if self.order != "patches" and scores.shape[1:] != self.grid.size:
             scores = bilinear(scores, self.grid.size)
         order = importance_order(scores.flatten(1), index)
-        settings = self.levels, labels, whole, self.sides, self.until
+        settings = self.levels, labels, whole, self.sides, self.until, self.target.score
         return perturbation_sweep(lambda keep: self.logits(normalised, keep), order, classes, *settings)
 
 
@@ -145,7 +145,7 @@ class Probes:
     """Measures explainers by further masked images, by noise in the image, and by a target with random weights.
 
     A batch is `given` as in `Measurement.update`, and has the images `normalised` for the target, the explained
-    `classes` and their `probabilities`.
+    `classes` and their `scores`.
 
     Args:
         names: what to measure.
@@ -212,8 +212,8 @@ class Probes:
                 metrics["randomisation"].update(heatmaps, explainer(given["image"], given["classes"]))
 
     def _drops(self, given: Mapping[str, Tensor], keep: Tensor) -> Tensor:
-        """Drops of the probability of the class under masks (B, M, N): (B, M)."""
+        """Drops of the score of the class, such as its probability, under masks (B, M, N): (B, M)."""
         with torch.no_grad():
-            probabilities = self.sweep.logits(given["normalised"], keep).softmax(-1)  # (B, M, K)
+            scores = self.sweep.target.scores(self.sweep.logits(given["normalised"], keep))  # (B, M, K)
         classes = given["classes"][:, None, None].expand(-1, keep.shape[1], 1)
-        return given["probabilities"][:, None] - probabilities.gather(-1, classes).squeeze(-1)
+        return given["scores"][:, None] - scores.gather(-1, classes).squeeze(-1)

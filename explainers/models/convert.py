@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from explainers.models.inside import find_backbones, find_library, is_of_timm, r
 from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, map_to_timm
 from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names, read_names
+from explainers.models.outputs import OutputReader, TargetFunction
 from explainers.models.plain import plain_target
 from explainers.models.preprocessing import read_processor
+from explainers.models.scores import Score
 from explainers.models.wrappers import take_off_wrappers
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 
@@ -34,6 +37,8 @@ def as_target(
     image_size: ImageSize | None = None,
     classes: Sequence[str] | str | Path = (),
     processor: Any = None,
+    score: Score | None = None,
+    target: TargetFunction | None = None,
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
 
@@ -43,7 +48,7 @@ def as_target(
     Args:
         model: the name of a timm model, a timm module, a `TargetModel`, which is returned as it is, or as a copy for
             another `image_size`, a model of torchvision or transformers, or any module that maps normalised images
-            (B, 3, H, W) to logits (B, K).
+            (B, C, H, W) to logits (B, K). Further inputs are fixed by `functools.partial(module, name=...)`.
         weights: file of the weights of a timm name; or the entry of torchvision's enumeration with which a model of
             torchvision was built, such as `ResNet50_Weights.DEFAULT`, which states normalisation and class names.
         mean: mean of normalised pixels from 0 to 1, one for all channels or one for each; `None` takes the model's own,
@@ -56,13 +61,17 @@ def as_target(
         processor: what prepared the photos of its training: an image processor of transformers, or torchvision's
             `weights.transforms()`; mean, std and image_size follow from it. `None` takes that of timm's config, of the
             entry `weights`, or the usual one of the family.
+        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `TargetModel`; `None` takes what the config
+            of transformers says, else `softmax`.
+        target: function of what the module returns for B images → the number of each image that is explained, (B,),
+            such as `lambda output: output["out"][:, 3, 40:80, 60:90].mean((1, 2))` of a segmentation.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
     size = None if image_size is None else read_size(image_size)
     if isinstance(model, TargetModel):
-        if not classes and all(each is None for each in (weights, mean, std, processor)):
+        if not classes and all(each is None for each in (weights, mean, std, processor, score, target)):
             return model if size is None else _override_settings(model.copied(), size, (), None)
         raise InputError(
             "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
@@ -76,7 +85,9 @@ def as_target(
         classes = read_names(classes)
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
-    elif not isinstance(model, nn.Module):
+    if target is not None or isinstance(model, partial) and isinstance(model.func, nn.Module):
+        return _read_output(model, weights, target, (mean, std, size, classes, transform, score))
+    if not isinstance(model, nn.Module):
         raise InputError(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a name"
             " such as vit_tiny_patch16_224, or a TargetModel"
@@ -84,19 +95,20 @@ def as_target(
     model = take_off_wrappers(model)
     library, count = find_library(model), count_channels(model)
     if library is not None and not hasattr(model, "timm_model"):
-        inputs = library.find_inputs(model, weights, size).override(mean, std, classes, count, transform)
+        inputs = library.find_inputs(model, weights, size).override(mean, std, classes, count, transform, score)
         return _convert(model, library.plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if library is not None:
-        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, count, transform)
+        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, count, transform, score)
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
-        transform = inputs.transform
+        transform, score = inputs.transform, inputs.score
     if is_of_timm(model):
-        target = TargetModel(_state_statistics(model, mean, std)).float().eval()
-        return _override_settings(target, size, classes, transform)
+        of_timm = TargetModel(_state_statistics(model, mean, std), score=score).float().eval()
+        return _override_settings(of_timm, size, classes, transform)
     count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
-    return _search(model, Inputs(size, None, None, "not known").override(mean, std, classes, count, transform))
+    given = Inputs(size, None, None, "not known").override(mean, std, classes, count, transform, score)
+    return _search(model, given)
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -116,7 +128,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
     reasons = [reason] if reason else []
     for inside in backbones:
         try:
-            target, said = take_apart(model, inside, inputs.mean, inputs.std, inputs.size)
+            target, said = take_apart(model, inside, inputs.mean, inputs.std, inputs.size, inputs.score)
         except Unmapped as error:
             reasons.append(
                 f"{inside} inside ({type(model.get_submodule(inside)).__name__}) is not followed by a head: {error}"
@@ -126,7 +138,9 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
         return _override_settings(target, None, inputs.classes, inputs.transform)
     if backbones:
         own = read_inputs(model.get_submodule(backbones[0]), inputs.size)
-        inputs = own.override(inputs.mean, inputs.std, inputs.classes, count_channels(model), inputs.transform)
+        inputs = own.override(
+            inputs.mean, inputs.std, inputs.classes, count_channels(model), inputs.transform, inputs.score
+        )
     if reasons:
         by_hand = "; if you know its head, give TargetModel(backbone, head=head)" if backbones else ""
         print(
@@ -135,7 +149,30 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
             file=sys.stderr,
             flush=True,
         )
-    return plain_target(model, inputs.mean, inputs.std, inputs.size, inputs.classes, inputs.transform)
+    return _take_whole(model, inputs)
+
+
+def _take_whole(model: nn.Module, inputs: Inputs) -> TargetModel:
+    """Explain a module as it is."""
+    settings = inputs.size, inputs.classes, inputs.transform, inputs.score
+    return plain_target(model, inputs.mean, inputs.std, *settings)
+
+
+def _read_output(model: Any, weights: Any, function: TargetFunction | None, settings: tuple[Any, ...]) -> TargetModel:
+    """Explain what a function reads of a module's output, or the output of one whose further inputs are fixed."""
+    mean, std, size, classes, transform, score = settings
+    module: Any = model.func if isinstance(model, partial) else model
+    library = find_library(module)
+    if library is not None:
+        inputs = library.find_inputs(module, weights, size)
+    elif is_of_timm(module):
+        inputs = read_inputs(module, size)
+    else:
+        inputs = Inputs(size, None, None, "")
+    count = count_channels(module)
+    inputs = inputs.override(mean, std, classes, count, transform, score if function is None else "value")
+    print(f"{type(module).__name__} stays as it is; {inputs}", file=sys.stderr, flush=True)
+    return _take_whole(OutputReader(model, function), inputs)
 
 
 def _state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:

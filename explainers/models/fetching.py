@@ -275,4 +275,4 @@ def load_target(target: TargetModel, path: str | Path) -> TargetModel:
             f"expected weights of {target.name} for {target.num_classes} classes in {path}, got others: "
             f"{str(error).splitlines()[-1].strip()}"
         ) from error
-    return TargetModel(model).eval()
+    return TargetModel(model, score=target.score).eval()

@@ -33,9 +33,17 @@ from explainers.models.mapping import (
     linear_part,
     rename_weights,
 )
+from explainers.models.scores import Score
 
 FIRST_TOKEN = ("vit", "deit")
 """Families whose own pooled output is another than the embedding that their heads read: the class token."""
+
+PROBLEMS: dict[str | None, Score] = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "value",
+}
+"""`problem_type` of a config → what the outputs mean."""
 
 
 def plan(model: Any, inputs: Inputs) -> Plan:
@@ -85,7 +93,8 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     classifies = hasattr(model, "classifier") or hasattr(model, "cls_classifier")
     classes = class_names(model.config) if classifies else []
     transform = replace(TRANSFORMS.get(family, _SQUASHED), size=size) if size else None
-    return Inputs(size, mean, std, f"those of the usual image processor of {family}", classes, transform)
+    origin = f"those of the usual image processor of {family}"
+    return Inputs(size, mean, std, origin, classes, transform, find_score(model.config))
 
 
 def find_wrapped_inputs(model: Any) -> Inputs:
@@ -96,7 +105,8 @@ def find_wrapped_inputs(model: Any) -> Inputs:
     if stated:
         data = timm.data.resolve_data_config(pretrained_cfg=stated)
         transform = ImageTransform.from_timm(data, data["input_size"][1:])
-    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes, transform)
+    score = find_score(model.config)
+    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes, transform, score)
 
 
 def _find_family(model: Any) -> str:
@@ -111,6 +121,11 @@ def find_image_size(config: Any) -> tuple[int, int] | None:
     if size is None and hasattr(config, "num_patches"):  # SigLIP 2, which takes other grids, too
         size = isqrt(config.num_patches) * config.patch_size
     return None if size is None else read_size(size)
+
+
+def find_score(config: Any) -> Score | None:
+    """Return what a config says of the outputs; None if it says nothing."""
+    return PROBLEMS.get(getattr(config, "problem_type", None))
 
 
 def class_names(config: Any) -> list[str]:

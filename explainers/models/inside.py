@@ -28,6 +28,7 @@ from explainers.models.mapping import (
 )
 from explainers.models.model import TargetModel
 from explainers.models.plain import take_logits
+from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 
@@ -75,14 +76,14 @@ def read_inputs(part: Any, size: tuple[int, int] | None = None) -> Inputs:
 
 
 def take_apart(
-    model: nn.Module, name: str, mean: Statistics, std: Statistics, size: tuple[int, int] | None
+    model: nn.Module, name: str, mean: Statistics, std: Statistics, size: tuple[int, int] | None, score: Score | None
 ) -> tuple[TargetModel, str]:
     """Take the backbone `name` inside of a module as G, and what the module computes of its embedding as H.
 
     Args:
         model: any module, which stays as it is.
         name: of a backbone that `find_backbones` returns.
-        mean: mean of the pixels that the module takes; likewise `std` and `size`, see `as_target`.
+        mean: mean of the pixels that the module takes; likewise `std`, `size` and `score`, see `as_target`.
 
     Returns:
         The target, in eval mode, and what a line says about it.
@@ -108,7 +109,7 @@ def take_apart(
     if head is rest:
         rest.drop_unused(part, {layer for layer, *_ in layers})
     target.backbone.pretrained_cfg = target.backbone.pretrained_cfg | {"mean": inputs.mean, "std": inputs.std}
-    found = TargetModel(target.backbone, linear_part(head) or head).eval()
+    found = TargetModel(target.backbone, linear_part(head) or head, score).eval()
     found.classes = inside.classes if head is inside.head else []
     kind, library = type(part).__name__, type(part).__module__.partition(".")[0]
     said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {_describe(head, layers)}"

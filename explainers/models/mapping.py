@@ -16,6 +16,7 @@ from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
+from explainers.models.scores import Score
 
 Statistics = float | Sequence[float] | None
 """Mean or standard deviation of pixels from 0 to 1: one for all channels, or one for each; None for the model's own."""
@@ -45,6 +46,7 @@ class Inputs:
         origin: where mean and standard deviation come from, for messages.
         classes: names of the classes, in the order of the logits; empty if they are not known.
         transform: how photos become these images; None if not known.
+        score: what the outputs mean; None if not known, see `TargetModel`.
     """
 
     size: tuple[int, int] | None
@@ -53,6 +55,7 @@ class Inputs:
     origin: str
     classes: Sequence[str] = ()
     transform: ImageTransform | None = None
+    score: Score | None = None
 
     def override(
         self,
@@ -61,6 +64,7 @@ class Inputs:
         classes: Sequence[str],
         count: int,
         transform: ImageTransform | None = None,
+        score: Score | None = None,
     ) -> "Inputs":
         """Override what the user gives, mean and std of `count` channels; see `as_target`."""
         given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
@@ -72,6 +76,7 @@ class Inputs:
             origin=origin,
             classes=classes or self.classes,
             transform=transform or self.transform,
+            score=score or self.score,
         )
 
     def __str__(self) -> str:
@@ -159,7 +164,8 @@ def _build(plan: Plan) -> TargetModel:
         "std": tuple(plan.inputs.std or ()),
         "transform": plan.inputs.transform,
     }
-    target = TargetModel(model, None if plan.head is None else copy.deepcopy(plan.head).cpu().float())
+    head = None if plan.head is None else copy.deepcopy(plan.head).cpu().float()
+    target = TargetModel(model, head, plan.inputs.score)
     if plan.inputs.classes:
         target.classes = list_names(plan.inputs.classes, target.num_classes)
     return target.eval()
@@ -179,7 +185,8 @@ def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> flo
             f" them ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
         ) from error
     embeddings = target.embed(images)
-    found = embeddings if plan.head is None else target.classify(embeddings)
+    # By the original head, of which a target may have made two classes
+    found = embeddings if plan.head is None else copy.deepcopy(plan.head).eval().float()(embeddings)
     return compare_outputs(found, expected)
 
 

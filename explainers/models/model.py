@@ -1,6 +1,7 @@
 """The model to explain: a classifier head H on a backbone G (TVE, Section 2), both from timm."""
 
 import copy
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +14,20 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from explainers.errors import InputError, UnsupportedModel
+from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.images.transform import ImageTransform
 from explainers.masking import PatchGrid
-from explainers.models.heads import DistilledHead, load_head, split_single_logit, take_head
+from explainers.models.heads import (
+    DistilledHead,
+    NoHead,
+    check_logits,
+    has_single_logit,
+    load_head,
+    split_single_logit,
+    take_head,
+)
 from explainers.models.inputs import zero_to_one
+from explainers.models.scores import Score, scale_logits
 from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_finite, check_identity
@@ -68,18 +78,21 @@ class TargetModel(nn.Module):
     Args:
         model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`.
         head: a head for another task on the same backbone, or the path of its file; `None` keeps the model's own head.
-            A linear head of a single logit is converted, see `heads.split_single_logit`. A model without a head,
-            such as DINOv2, only embeds.
+            A model without a head, such as DINOv2, only embeds.
+        score: what the logits mean: `softmax` for one class of several, `sigmoid` for several classes at once, `value`
+            for numbers, as of a regression. A linear head of a single logit is converted to two classes, see
+            `heads.split_single_logit`, unless it is a `value`. `None`: `softmax`; a line says that of a single logit.
 
     Raises:
         InputError: if no head is given and the model has several, if `head` expects embeddings of another width, if its
-            file names another backbone, or if weights are not finite.
+            file names another backbone, or gives probabilities, or if weights are not finite.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
+    @checks_choices
+    def __init__(self, model: Any, head: nn.Module | str | Path | None = None, score: Score | None = None) -> None:
         super().__init__()
         if not hasattr(model, "reset_classifier"):
             raise InputError(
@@ -101,7 +114,10 @@ class TargetModel(nn.Module):
         # Any because timm has none for what its models share
         flat = all(weight.dim() <= 4 for weight in model.parameters())
         self.backbone: Any = model.to(memory_format=torch.channels_last) if flat else model
-        self.head: Any = split_single_logit(head)
+        self.head: Any = head
+        self.score: Score = score or "softmax"
+        if has_single_logit(head) and score != "value":
+            self._split_logit(score is None)
         self.classes: list[str] = list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
         mean, std = find_statistics(model)
@@ -112,6 +128,17 @@ class TargetModel(nn.Module):
         plain = {k: value for k, value in self.state_dict().items() if type(value) is Tensor and not value.is_meta}
         check_finite(plain, self.name)
 
+    def _split_logit(self, guessed: bool) -> None:
+        """Make two classes of a single logit, whose probability is its sigmoid; a line says so if that is a guess."""
+        self.head, self.score = split_single_logit(self.head), "softmax"
+        if guessed:
+            print(
+                f"score=sigmoid: the single logit of {self.name} is taken as that of class 1 against class 0; give"
+                " score=value for a regression",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def _check_head(self, path: str | Path, fitted: Identity) -> None:
         """Raise an InputError for a head of another width, or that was fitted on another backbone than this one."""
         width = getattr(self.head, "in_features", self.embed_dim)
@@ -120,6 +147,9 @@ class TargetModel(nn.Module):
                 f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives, but {path} takes"
                 f" width {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
             )
+        several = not hasattr(self.head, "out_features") and not isinstance(self.head, DistilledHead | NoHead)
+        if several and not self.mean.is_meta:
+            check_logits(self.head, self.embed_dim)
         if fitted:
             check_identity(fitted, self.backbone_identity(), path)
 
@@ -241,11 +271,12 @@ class TargetModel(nn.Module):
         }
 
     def head_identity(self) -> Identity:
-        """Describe H: its number of classes, architecture and weights."""
+        """Describe H: its number of classes, architecture and weights, and its score."""
         return {
             "num_classes": self.num_classes,
             "head_architecture_sha256": architecture_hash(self.head),
             "head_sha256": weights_hash(self.head),
+            **({} if self.score == "softmax" else {"score": self.score}),
         }
 
     def identity(self) -> Identity:
@@ -329,9 +360,13 @@ class TargetModel(nn.Module):
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.head(embeddings.float())
 
-    def probabilities(self, normalised: Tensor) -> Tensor:
-        """Compute f: normalised images (B, C, H, W) → class probabilities (B, K)."""
-        return self.classify(self.embed(normalised)).softmax(-1)
+    def scores(self, logits: Tensor) -> Tensor:
+        """Turn logits (..., K) into what the model states: probabilities, or values, see `scores.Score`."""
+        return scale_logits(logits, self.score)
+
+    def score_images(self, normalised: Tensor) -> Tensor:
+        """Compute f: normalised images (B, C, H, W) → the scores of all classes (B, K)."""
+        return self.scores(self.classify(self.embed(normalised)))
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify uint8 images (B, C, H, W) → logits (B, K)."""

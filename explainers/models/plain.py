@@ -22,6 +22,7 @@ from explainers.masking import ImageSize, read_size
 from explainers.models.mapping import Statistics, channels
 from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names
+from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 
 PATCH = 16
@@ -30,6 +31,9 @@ SIDE = 7
 """Smallest number of patches per side by default."""
 PLANAR = tuple(f"torch.nn.modules.{kind}" for kind in ("conv", "batchnorm", "pooling", "activation"))
 """Files of torch's layers that turn feature maps into feature maps."""
+
+WEIGHTED = ("Convolution", "Addmm", "Mm", "Linear")
+"""What the names of a graph's nodes begin with whose layers have weights."""
 
 
 class PlainBackbone(nn.Module):
@@ -121,6 +125,7 @@ def plain_target(
     image_size: ImageSize | None = None,
     classes: Sequence[str] = (),
     transform: ImageTransform | None = None,
+    score: Score | None = None,
 ) -> TargetModel:
     """Make a target of any module that maps normalised float images (B, C, H, W) to logits (B, K).
 
@@ -136,12 +141,14 @@ def plain_target(
         image_size: height and width of the images of its training in pixels, or one number for both.
         classes: names of the classes in the order of the logits; empty if they are not known.
         transform: how photos become the images of its training; `None` crops their middle squares.
+        score: what the logits mean, see `TargetModel`.
 
     Returns:
         The target, in eval mode, on the device of the module.
 
     Raises:
-        InputError: if mean, std or image_size is not given, or if the module is not such a classifier, see `probe`.
+        InputError: if mean, std or image_size is not given, or if the module is not such a classifier, see
+            `probe`, or returns probabilities.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     >>> target = plain_target(net, mean=0.5, std=0.5, image_size=32)
@@ -163,11 +170,13 @@ def plain_target(
     own = copy_module(model).eval()
     images = probe_images(own, (count, *size))
     probed = probe(own, images)
+    if score != "value":
+        _check_no_probabilities(probed.logits, type(model).__name__)
     head = _take_head(own, probed, images)
     width = getattr(head, "in_features", probed.logits.shape[1])
     backbone = PlainBackbone(own, means, stds, size, patch_size, width, probed, transform)
     with torch.no_grad():  # as in `copy_module`
-        target = TargetModel(backbone, head).eval()
+        target = TargetModel(backbone, head, score).eval()
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view
     target.classes = list_names(classes, target.num_classes) if classes else []
     return target.to(probed.logits.device)
@@ -205,7 +214,7 @@ class Probed:
     Attributes:
         calls: name of each layer → number of its calls.
         linears: name of each linear layer of vectors → its output.
-        maps: names and channels of the layers that output feature maps, since the last tokens.
+        maps: names, channels and graph of the layers that output feature maps, since the last tokens.
         repeats: whether an activation or a pooling is called several times in one pass, or may be.
         logits: of three images, (3, K).
         differentiable: False if the logits have no gradient at the images.
@@ -217,7 +226,7 @@ class Probed:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.linears: dict[str, Tensor] = {}
-        self.maps: list[tuple[str, int]] = []
+        self.maps: list[tuple[str, int, Any]] = []
         self.repeats = False
 
     def record(self, name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -231,15 +240,36 @@ class Probed:
         if output.dim() == 3 or output.dim() == 4 and type(layer) in (nn.Linear, nn.LayerNorm):
             self.maps.clear()  # tokens
         if output.dim() == 4 and min(output.shape[2:]) > 1 and is_planar(layer):
-            self.maps.append((name, output.shape[1]))
+            self.maps.append((name, output.shape[1], output.grad_fn))
 
     def linear(self) -> str | None:
         """Name the linear layer whose output is the logits, and whose input is vectors."""
         return next((name for name, output in self.linears.items() if output is self.logits), None)
 
     def feature_map(self) -> tuple[str, int] | None:
-        """Return name and channels of the last map of a layer that is called once, unless tokens follow it."""
-        return next(((name, channels) for name, channels in reversed(self.maps) if self.calls[name] == 1), None)
+        """Return name and channels of the last map of a layer that is called once, unless tokens follow it.
+
+        A map of the logits themselves, which no layer with weights reads, counts only where there is no other.
+        """
+        once = [found for found in reversed(self.maps) if self.calls[found[0]] == 1]
+        last = nodes_after_weights(self.logits)
+        read = [found for found in once if found[2] not in last]
+        return next(((name, channels) for name, channels, _ in read or once), None)
+
+
+def nodes_after_weights(outputs: Tensor) -> set[Any]:
+    """Find the nodes of a graph from outputs back to the last layers with weights, which are among them.
+
+    >>> [node.name() for node in nodes_after_weights(nn.Linear(2, 1)(nn.Linear(3, 2)(torch.ones(1, 3))))]
+    ['AddmmBackward0']
+    """
+    found, ahead = set(), [outputs.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            ahead += () if node.name().startswith(WEIGHTED) else [before for before, _ in node.next_functions]
+    return found
 
 
 def probe(model: nn.Module, images: Tensor) -> Probed:
@@ -247,7 +277,7 @@ def probe(model: nn.Module, images: Tensor) -> Probed:
 
     Raises:
         InputError: if the model is not a classifier of normalised float images (B, C, H, W) of this size, or if
-            its logits are not finite, are probabilities, are random, or depend on the other images of a batch.
+            its logits are not finite, are random, or depend on the other images of a batch.
     """
     name, images = type(model).__name__, images.clone().requires_grad_()
     try:
@@ -259,10 +289,15 @@ def probe(model: nn.Module, images: Tensor) -> Probed:
         raise
     except Exception as error:  # a bug of the model or an image that is not for it: only its author can say which
         reason = next(iter(str(error).strip().splitlines()), "no message").rstrip(".:")
+        advice = (
+            "give the image_size of its training, a model in float32 (model.float()), and mean and std as one number"
+            " for each of its channels"
+        )
+        if isinstance(error, TypeError) and "required positional argument" in reason:
+            advice = "fix its further inputs by name, as in as_target(functools.partial(model, second=...), ...)"
         raise InputError(
             f"expected a classifier of normalised float32 images of shape (B, {', '.join(map(str, images.shape[1:]))}),"
-            f" got {name}, which raises {type(error).__name__}: {reason}: give the image_size of its training, a model"
-            " in float32 (model.float()), and mean and std as one number for each of its channels"
+            f" got {name}, which raises {type(error).__name__}: {reason}: {advice}"
         ) from error
     _check_logits(logits.detach(), alone, name)
     try:
@@ -293,7 +328,8 @@ def take_logits(output: Any, name: str) -> Tensor:
     if not isinstance(logits, Tensor):
         raise InputError(
             f"expected logits (B, K) of {name}, as a tensor, an output with .logits, a dictionary with 'logits', or the"
-            f" first of a tuple, got {type(output).__name__}: wrap the model in a module that returns its logits"
+            f" first of a tuple, got {type(output).__name__}: wrap the model in a module that returns its logits, or"
+            " give target=, a function that reads one number for each image of what the model returns"
         )
     return logits
 
@@ -304,23 +340,33 @@ def _check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
         kind = str(logits.dtype).removeprefix("torch.")
         raise InputError(
             f"expected floating-point logits of shape (B, K) of {name}, got {kind} of shape {list(logits.shape)} for 3"
-            " images: wrap the model in a module that returns one row of logits for each image"
+            " images: wrap the model in a module that returns one row of logits for each image, or give target=, a"
+            " function that reads one number for each image"
         )
     if not logits.isfinite().all():
         where = "the mean image" if logits[:2].isfinite().all() else "random images"
         raise InputError(f"expected finite logits of {name}, got NaN or infinity for {where}: mend the model")
-    sums_to_1 = logits.shape[1] > 1 and torch.allclose(logits.sum(1), torch.ones(3).to(logits), atol=1e-4)
-    if sums_to_1 and (logits >= 0).all():
-        raise InputError(
-            f"expected logits of {name}, got probabilities, which sum to 1: leave out its softmax, or return their"
-            " logarithm"
-        )
     difference = (logits[:1] - alone).abs().max().item() if alone.shape == logits[:1].shape else float("nan")
     if not difference <= 1e-3 * max(1.0, logits.abs().max().item()):
         raise InputError(
             f"expected {name} to give an image the same logits at every call and in every batch, got a difference of"
             f" {difference:.2g}: switch off randomness (F.dropout needs training=self.training) and statistics of the"
             " batch"
+        )
+
+
+def _check_no_probabilities(logits: Tensor, name: str) -> None:
+    """Raise an InputError for logits (3, K) with a graph that are the output of a softmax or sigmoid."""
+    sums_to_1 = logits.shape[1] > 1 and torch.allclose(logits.sum(1), torch.ones(3).to(logits), atol=1e-4)
+    if sums_to_1 and (logits >= 0).all():
+        raise InputError(
+            f"expected logits of {name}, got probabilities, which sum to 1: leave out its softmax, or return their"
+            " logarithm"
+        )
+    if logits.grad_fn is not None and logits.grad_fn.name().startswith("Sigmoid"):
+        raise InputError(
+            f"expected logits of {name}, got probabilities of a sigmoid: leave out its sigmoid and give score=sigmoid,"
+            " or give score=value to explain them as they are"
         )
 
 

@@ -78,7 +78,7 @@ def masked_outputs(
 
 
 @checks_choices
-def masked_probabilities(
+def masked_scores(
     target: TargetModel,
     normalised: Tensor,
     classes: Tensor,
@@ -87,14 +87,16 @@ def masked_probabilities(
     removal: Removal = "zero",
     chunk_size: int = 256,
 ) -> Tensor:
-    """Compute the probability of one class (B,) of every image under each of its M masks, (B, M).
+    """Compute the score of one class (B,), such as its probability, of every image under each of its M masks, (B, M).
 
     The other arguments are those of `masked_outputs`.
     """
-    probabilities = masked_outputs(
-        target, lambda embeddings: target.classify(embeddings).softmax(-1), normalised, keep, grid, removal, chunk_size
-    )
-    return probabilities.take_along_dim(classes[:, None, None], -1)[..., 0]
+
+    def score(embeddings: Tensor) -> Tensor:
+        return target.scores(target.classify(embeddings))
+
+    scores = masked_outputs(target, score, normalised, keep, grid, removal, chunk_size)
+    return scores.take_along_dim(classes[:, None, None], -1)[..., 0]
 
 
 def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tensor:

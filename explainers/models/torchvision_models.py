@@ -159,6 +159,8 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
         raise InputError(
             f"expected image_size={own}, as this {type(model).__name__} takes, got another: drop image_size"
         )
+    if type(model).__module__.startswith("torchvision.models.detection"):
+        return Inputs(size or (224, 224), (0.0,) * 3, (1.0,) * 3, "because a detector normalises pixels itself")
     if weights is None:
         size = size or (own or 224,) * 2
         usual = ImageTransform(size, "center", 0.875, "bilinear")

@@ -132,7 +132,7 @@ class GreedyOrder(MaskMethod):
 
     def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
         def value(sets: Tensor) -> Tensor:
-            inserted, deleted = self.probabilities(normalised, classes, torch.cat([sets, ~sets], 1)).chunk(2, 1)
+            inserted, deleted = self.score_masks(normalised, classes, torch.cat([sets, ~sets], 1)).chunk(2, 1)
             return inserted - deleted
 
         patches = self.grid.num_patches

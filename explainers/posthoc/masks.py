@@ -14,7 +14,7 @@ from explainers.errors import InputError, check_positive, check_range, checks_ch
 from explainers.masking import PatchGrid, Removal, map_shape, neighbourhoods
 from explainers.models import TargetModel
 from explainers.models.inputs import validate_classes
-from explainers.models.removal import check_removal, masked_probabilities
+from explainers.models.removal import check_removal, masked_scores
 from explainers.posthoc.soft_masks import (
     Size,
     cosine_distances,
@@ -63,9 +63,9 @@ class MaskMethod(nn.Module):
         """Explain classes (B,) of normalised images (B, C, H, W): scores of patches (B, N)."""
         raise NotImplementedError
 
-    def probabilities(self, normalised: Tensor, classes: Tensor, keep: Tensor) -> Tensor:
-        """Compute the probabilities (B, M) of classes (B,) where only the patches `keep` (B, M, N) are visible."""
-        return masked_probabilities(self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size)
+    def score_masks(self, normalised: Tensor, classes: Tensor, keep: Tensor) -> Tensor:
+        """Compute the scores (B, M) of classes (B,) where only the patches `keep` (B, M, N) are visible."""
+        return masked_scores(self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size)
 
     def _prepare(self, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Check uint8 images and their classes, and return normalised images and the classes."""
@@ -114,8 +114,8 @@ class Occlusion(MaskMethod):
     def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
         near = self.near.to(normalised.device)
         keep = torch.cat([torch.ones_like(near[:1]), ~near]).expand(len(normalised), -1, -1)  # (B, 1 + N, N)
-        probabilities = self.probabilities(normalised, classes, keep)
-        return probabilities[:, :1] - probabilities[:, 1:]
+        scores = self.score_masks(normalised, classes, keep)
+        return scores[:, :1] - scores[:, 1:]
 
 
 class RandomMasks:
@@ -194,7 +194,10 @@ class RISE(SoftMaskMethod):
         scores = score_soft_masks(
             self.target, normalised, classes, image, lambda pairs: masks(pairs % count), chunk_size=self.chunk_size
         )
-        sums = weighted_sums(masks, scores.view(-1, count), self.chunk_size)
+        scores = scores.view(-1, count)
+        if self.target.score == "value":  # which has no natural zero: a large mean would show the density of the masks
+            scores = scores - scores.mean(1, keepdim=True)
+        sums = weighted_sums(masks, scores, self.chunk_size)
         return (sums / (self.probability * count)).float(), {}
 
 

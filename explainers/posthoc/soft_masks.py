@@ -38,7 +38,7 @@ def score_soft_masks(
         chunk_size: maximum number of masked images in memory.
 
     Returns:
-        Probabilities, (pairs,).
+        Scores of the classes, (pairs,).
     """
     if not len(image):
         return normalised.new_empty(0)
@@ -48,7 +48,7 @@ def score_soft_masks(
         masked = normalised[which] * mask
         if background is not None:
             masked = masked + (1 - mask) * background(pairs)
-        scores.append(target.probabilities(masked).take_along_dim(classes[which, None], 1)[:, 0])
+        scores.append(target.score_images(masked).take_along_dim(classes[which, None], 1)[:, 0])
         advance(len(pairs))
     return torch.cat(scores)
 

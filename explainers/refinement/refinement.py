@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
-from explainers.models.functionals import head_functionals
+from explainers.models.functionals import choose_temperature, head_functionals
 from explainers.models.inputs import check_functionals, validate_classes
 from explainers.models.removal import masked_outputs
 from explainers.refinement.coalitions import (
@@ -195,7 +195,8 @@ class Refinement:
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """v (B, 1, D) of the explained score of classes (B,) at the images, and the prior heatmaps (B, 1, N)."""
         classes = validate_classes(classes, self.prior.images, self.target.num_classes)
-        functionals = head_functionals(self.target.head, self.prior.embeddings, self.temperature, classes)[:, None]
+        temperature = choose_temperature(self.target.score, self.temperature)
+        functionals = head_functionals(self.target.head, self.prior.embeddings, temperature, classes)[:, None]
         return functionals, self.prior.of_classes(classes, functionals)
 
     def _of_functionals(self, functionals: Tensor) -> tuple[Tensor, Tensor]:

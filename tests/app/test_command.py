@@ -243,6 +243,14 @@ def test_output_to_a_full_disk_gives_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("explainers: cannot read or write the output: No space left on device: ")
 
 
+@pytest.mark.parametrize("score", ["sigmoid", "value"])
+def test_the_score_is_that_of_the_option(run, weights, score):
+    target = TargetModel(timm.create_model(MODEL, checkpoint_path=str(weights)), score=score).eval()
+    expected = explainers.explain("cat.jpg", target, method="Chance").title
+    status, lines, _ = run("explain", "cat.jpg", "--method", "Chance", "--score", score)
+    assert status == 0 and lines[0].startswith(f"cat.jpg: {expected} by") and f"--score {score}" in lines[1]
+
+
 def test_a_head_of_another_task(run, folder, weights):
     target = TargetModel(timm.create_model(MODEL, checkpoint_path=str(weights)))
     head = torch.nn.Linear(target.embed_dim, 3)

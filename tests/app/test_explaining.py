@@ -333,6 +333,33 @@ def test_a_number_that_is_not_finite_is_refused_with_the_name_of_the_image(targe
                 route()
 
 
+@pytest.mark.situation(14)
+def test_a_regression_has_a_value_and_a_map_of_what_raises_and_lowers_it(capsys):
+    model = timm_model(num_classes=1)
+    with torch.no_grad():
+        model.head.bias.fill_(37.5)
+        value = model((SQUARE / 255 - 0.5) / 0.5).item()
+    found = explainers.explain(IMAGE, model, method="InputXGradient", score="value")
+    assert found.title == f"value {value:.4g}" and found.title.startswith("value 3") and found.quantity == "value"
+    assert [each.score for each in found.classes] == pytest.approx([value], abs=1e-3)
+    assert (found.heatmap > 0).any() and (found.heatmap < 0).any() and found.signed
+    assert "probability" not in found._repr_html_()
+
+
+@pytest.mark.situation(13)
+def test_each_true_class_of_several_is_explained():
+    model = timm_model(num_classes=3)
+    with torch.no_grad():
+        model.head.weight.mul_(0.05)
+        model.head.bias.copy_(torch.tensor([6.0, 6.5, -6.0]))
+        expected = model((SQUARE / 255 - 0.5) / 0.5)[0].sigmoid()
+    found = explainers.explain(IMAGE, model, method="Occlusion", score="sigmoid")
+    torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-4)
+    likely = [each.index for each in found.classes if each.score > 0.5]
+    assert likely == [1, 0] and not torch.equal(found.heatmap, found.of(0).heatmap)
+
+
+@pytest.mark.situation(39)
 def test_a_constant_heatmap_is_said(target):
     def explainer(images, classes):
         return (classes == 3)[:, None, None] * torch.rand(len(images), 4, 4)

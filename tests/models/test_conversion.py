@@ -100,6 +100,36 @@ def test_positions_are_interpolated_as_the_original_does(name):
     torch.testing.assert_close(outputs_of(target, images), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.situation(13)
+@pytest.mark.situation(14)
+@pytest.mark.parametrize(
+    ("problem", "labels", "score"),
+    [
+        (None, 3, "softmax"),
+        ("multi_label_classification", 3, "sigmoid"),
+        ("regression", 1, "value"),
+        ("regression", 2, "value"),
+    ],
+)
+def test_the_score_is_that_of_the_config_unless_another_is_given(problem, labels, score, capsys):
+    model = ViTForImageClassification(ViTConfig(**SIZE, num_labels=labels, problem_type=problem)).eval()
+    target = as_target(model)
+    assert target.score == score and target.num_classes == labels
+    assert "is computed in timm's architecture" in capsys.readouterr().err
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        torch.testing.assert_close(target(images), model(target.normalise(images)).logits, rtol=1e-4, atol=1e-4)
+    assert as_target(model, score="value").score == "value"
+
+
+@pytest.mark.situation(14)
+def test_a_single_logit_of_unknown_meaning_is_converted_and_asked_about(capsys):
+    model = ViTForImageClassification(ViTConfig(**SIZE, num_labels=1))
+    target, said = as_target(model), capsys.readouterr().err
+    assert "is computed in timm's architecture" in said and "give score=value for a regression" in said
+    assert target.num_classes == 2
+
+
 def test_classes_have_the_names_of_the_model():
     names = {0: "cat", 1: "dog"}
     model = ViTForImageClassification(ViTConfig(**SIZE, id2label=names, label2id={"cat": 0, "dog": 1}))

@@ -42,7 +42,7 @@ def test_a_model_is_explained_and_measured(name, tmp_path):
         assert heatmaps[name].shape == (2, 4, 4) and heatmaps[name].std() > 0
         assert 0 < abs(row["fidelity_plus_drop"]) < 1
         slow = [
-            references.fidelity_curves(target.probabilities, image, heatmap, image_class, 4, 3)[0]
+            references.fidelity_curves(target.score_images, image, heatmap, image_class, 4, 3)[0]
             for image, heatmap, image_class in zip(target.normalise(images), heatmaps[name], classes, strict=True)
         ]
         assert row["fidelity_plus"] == pytest.approx(np.mean([references.area(curve, 16) for curve in slow]), abs=1e-4)

@@ -14,7 +14,7 @@ from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import load_head, save_head
-from explainers.models.names import match_classes
+from explainers.models.names import class_names, match_classes
 from explainers.models.plain import plain_target
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
@@ -54,7 +54,7 @@ def test_head_of_backbone_is_the_models_own_answer(model, images):
     assert embeddings.shape == (5, target.embed_dim)
     torch.testing.assert_close(target.classify(embeddings), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(target(images), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(target.probabilities(target.normalise(images)), expected.softmax(-1))
+    torch.testing.assert_close(target.score_images(target.normalise(images)), expected.softmax(-1))
 
 
 def test_one_forward_pass_gives_the_embedding_and_the_maps(model, images):
@@ -248,11 +248,43 @@ def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, 
     with torch.no_grad():
         z = model(normalised_by_hand(model, images))[:, 0]
     sigmoid = 1 / (1 + torch.exp(-z))
-    probabilities = target.probabilities(target.normalise(images))
+    probabilities = target.score_images(target.normalise(images))
     assert target.num_classes == 2
     torch.testing.assert_close(probabilities, torch.stack([1 - sigmoid, sigmoid], 1))
     binary = -(labels * sigmoid.log() + (1 - labels) * (1 - sigmoid).log()).mean()
     torch.testing.assert_close(nn.functional.cross_entropy(target(images), labels), binary)
+
+
+def test_a_guessed_sigmoid_is_said_and_a_stated_one_is_not(make_model, capsys):
+    TargetModel(make_model(num_classes=1))
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("score=sigmoid: the single logit of vit_tiny_patch16_224 is taken as") and said.count("\n") == 1
+    )
+    assert "give score=value for a regression" in said
+    for score in ("sigmoid", "value", "softmax"):
+        TargetModel(make_model(num_classes=1), score=score)
+    TargetModel(make_model())
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_a_value_stays_one_output(make_model, images, name):
+    model = make_model(name, num_classes=1)
+    target = TargetModel(model, score="value")
+    with torch.no_grad():
+        expected = model(normalised_by_hand(model, images))
+    assert target.num_classes == 1 and class_names(target) == ["value"]
+    torch.testing.assert_close(target.score_images(target.normalise(images)), expected)
+    assert target.identity() != TargetModel(model).identity()
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(-1), nn.Sigmoid()])
+def test_a_head_that_gives_probabilities_is_refused(make_model, last):
+    head = nn.Sequential(nn.Linear(24, 4), last)
+    with pytest.raises(InputError, match="^head= gives probabilities, but logits are explained: leave out its last"):
+        TargetModel(make_model(), head)
+    TargetModel(make_model(), nn.Sequential(nn.Linear(24, 4), nn.ReLU()))
 
 
 @pytest.mark.parametrize("method", ["InputXGradient", "DecompX-SkipPLUS"])

@@ -37,14 +37,14 @@ def test_occlusion_is_the_reference(target, grid, images, window):
     heatmaps = Occlusion(target, grid, window)(images, CLASSES)
     with torch.no_grad():
         for i, image in enumerate(target.normalise(images)):
-            expected = slow.occlusion(target.probabilities, image, CLASSES[i], 4, window // 2)
+            expected = slow.occlusion(target.score_images, image, CLASSES[i], 4, window // 2)
             torch.testing.assert_close(heatmaps[i], expected, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
 def test_occlusion_is_captums(target, grid, images):
     normalised = target.normalise(images)
-    theirs = captum.attr.Occlusion(target.probabilities).attribute(
+    theirs = captum.attr.Occlusion(target.score_images).attribute(
         normalised, (3, 8, 8), strides=(3, 8, 8), target=CLASSES
     )
     torch.testing.assert_close(Occlusion(target, grid)(images, CLASSES), theirs[:, 0, ::8, ::8], rtol=0, atol=1e-6)
@@ -85,7 +85,7 @@ def test_rise_is_the_reference(target, grid, images):
     drawn = RandomMasks(12, 3, 0.4, size=(32, 32), seed=2, device=images.device)
     masks = [slow.rise_mask(drawn.cells[i], *drawn.shifts[i].tolist(), 32) for i in range(12)]
     for i, image in enumerate(target.normalise(images)):
-        close(heatmaps[i], slow.rise(target.probabilities, image, CLASSES[i], masks, 0.4, 4))
+        close(heatmaps[i], slow.rise(target.score_images, image, CLASSES[i], masks, 0.4, 4))
 
 
 def feature_maps(target, normalised, block):
@@ -102,12 +102,12 @@ def test_score_cam_is_the_reference(make_target, grid, images, name):
     summed = ScoreCAM(target, grid, block=0)(images[:2], CLASSES[:2])
     for i, image in enumerate(target.normalise(images[:2])):
         features = feature_maps(target, image[None], 1)[0]
-        close(softmax[i], slow.score_cam(target.probabilities, image, CLASSES[i], features, 4))
+        close(softmax[i], slow.score_cam(target.score_images, image, CLASSES[i], features, 4))
         pairs = itertools.combinations([slow.unit(slow.bilinear(each, 32)) for each in features], 2)
         cosines = [1 - slow.distance(*pair) for pair in pairs]
         assert similarity[i].item() == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
         masks = [slow.unit(slow.bilinear(each, 32)) for each in feature_maps(target, image[None], 0)[0]]
-        close(summed[i], slow.summed(target.probabilities, image, CLASSES[i], masks, 4).float())
+        close(summed[i], slow.summed(target.score_images, image, CLASSES[i], masks, 4).float())
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_no_more_masked_images_than_a_chunk_are_in_memory(target, images):
     sizes = []
 
     class Counting:
-        def probabilities(self, normalised):
+        def score_images(self, normalised):
             sizes.append(len(normalised))
-            return target.probabilities(normalised)
+            return target.score_images(normalised)
 
     image = torch.tensor([0, 0, 2, 1, 4, 3, 4])
     normalised, masks = target.normalise(images), torch.rand(7, 1, 32, 32)
@@ -163,8 +163,8 @@ def find_helped_classes(target, images):
     The weights of the head are multiplied to make the increase large.
     """
     target.head.weight.mul_(4)
-    blank = target.probabilities(torch.zeros(1, 3, 32, 32))
-    gain, classes = (target.probabilities(target.normalise(images)) - blank).max(1)
+    blank = target.score_images(torch.zeros(1, 3, 32, 32))
+    gain, classes = (target.score_images(target.normalise(images)) - blank).max(1)
     return classes, gain
 
 

@@ -128,7 +128,7 @@ def test_vit_cx_is_the_reference(make_target, grid, images, name, settings):
         assert 1 < len(groups) < len(masks)
         noises = explainer.sigma * gaussian_noise(torch.arange(len(masks)), image.shape, explainer.seed)
         arguments = masks, explainer.delta, noises, 4, explainer.released, explainer.combine
-        close(found.heatmaps[i], slow.vit_cx(target.probabilities, image, CLASSES[i], *arguments).float(), 1e-4)
+        close(found.heatmaps[i], slow.vit_cx(target.score_images, image, CLASSES[i], *arguments).float(), 1e-4)
         cosines = [1 - slow.distance(*pair) for pair in itertools.combinations(masks, 2)]
         assert found.numbers["mask_similarity"][i].item() == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
         assert found.numbers["masks"][i] == len(groups)
@@ -143,7 +143,7 @@ def test_random_masks_are_those_of_rise_with_debiased_impacts_and_coverage_corre
     noises = settings.get("sigma", 0.1) * gaussian_noise(torch.arange(9), (3, 32, 32), 2)
     for i, image in enumerate(target.normalise(images[:2])):
         arguments = masks, 0, noises, 4, False, settings.get("combine", "corrected")
-        close(found.heatmaps[i], slow.vit_cx(target.probabilities, image, CLASSES[i], *arguments).float(), 1e-4)
+        close(found.heatmaps[i], slow.vit_cx(target.score_images, image, CLASSES[i], *arguments).float(), 1e-4)
     assert found.numbers["masks"].tolist() == [9, 9] and found.numbers["mask_similarity"].isnan().all()
 
 

@@ -95,7 +95,7 @@ class OpenedImage:
         self.probabilities: Tensor | None = None
         with turns.turn(), torch.no_grad():
             if session.names:
-                self.probabilities = self.target(self.image).float().softmax(-1)[0].cpu()
+                self.probabilities = self.target.scores(self.target(self.image).float())[0].cpu()
         self._heatmaps: dict[tuple[str, Index], Tensor] = {}
         self._embeddings: dict[bytes, Tensor] = {}
         self._prepared: dict[tuple[str, bool], PreparedClasses | PreparedTexts] = {}
@@ -214,7 +214,7 @@ class OpenedImage:
         if isinstance(index, Text):
             with self.turns.turn():
                 return self.session.text_head(embeddings, [index.text])[:, 0].cpu()
-        return self.target.classify(embeddings).softmax(-1)[:, index].cpu()
+        return self.target.scores(self.target.classify(embeddings))[:, index].cpu()
 
     def embeddings(self, keep: Tensor) -> Tensor:
         """Embeddings (M, D) of this image under masks (M, N), True at visible patches; the model sees each once."""

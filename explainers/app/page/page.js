@@ -145,7 +145,7 @@ function listClasses() {
     const value = document.createElement("b");
     value.textContent = probability === null ? "" : probability.toFixed(2);
     button.replaceChildren(name, value);
-    button.style.setProperty("--probability", Math.max(probability ?? 0, 0));
+    button.style.setProperty("--probability", Math.min(Math.max(probability ?? 0, 0), 1));
     button.dataset.index = index;
     button.setAttribute("aria-pressed", index === state.index);
     button.onclick = () => explain(shown[i]);
