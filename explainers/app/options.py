@@ -16,7 +16,7 @@ from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.fetching import timm_model
-from explainers.models.names import class_index
+from explainers.models.names import class_index, list_names, read_names
 from explainers.models.removal import check_removal
 from explainers.posthoc import method_names
 from explainers.posthoc.defaults import Purpose
@@ -63,9 +63,12 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     ]
     methods = [Path(options.explainer)] if options.explainer else methods
     model = options.model or DEFAULT_MODEL
-    if options.head is None:
+    if options.head is None and options.class_names is None:
         return model, options.weights, methods
-    return TargetModel(timm_model(model, options.weights), head=options.head).eval(), None, methods
+    target = TargetModel(timm_model(model, options.weights), head=options.head).eval()
+    if options.class_names:
+        target.classes = list_names(read_names(options.class_names), target.num_classes)
+    return target, None, methods
 
 
 def choose_device(options: Namespace) -> str | None:
