@@ -221,6 +221,7 @@ def test_the_patch_that_differs_from_all_others_differs_in_the_heatmap(explainer
     assert divmod(int((heatmap - heatmap.median()).abs().argmax()), 5) == (1, 3)
 
 
+@pytest.mark.situation(37)
 def test_an_image_has_the_same_heatmap_alone_as_in_a_batch(explainer, images):
     together = explainer(images, CLASSES)
     alone = torch.cat([explainer(images[i : i + 1], CLASSES[i : i + 1]) for i in range(5)])
@@ -228,6 +229,7 @@ def test_an_image_has_the_same_heatmap_alone_as_in_a_batch(explainer, images):
     assert not torch.allclose(together[0], together[1], atol=1e-3)
 
 
+@pytest.mark.situation(37)
 def test_explaining_twice_gives_the_same(explainer, images):
     first = explainer(images, CLASSES)
     torch.rand(7)
@@ -239,6 +241,7 @@ def test_an_explainer_computes_where_the_images_are(explainer, images):
     computes_where_the_images_are(explainer, images)
 
 
+@pytest.mark.situation(36)
 @pytest.mark.slow
 @pytest.mark.parametrize("explainer", FLOAT64_CASES, indirect=True, ids=name_of)
 def test_an_explainer_needs_no_float64_of_the_device(explainer, images):
@@ -325,6 +328,7 @@ def test_the_methods_of_images_are_found(grid, target):
     assert image_methods(posthoc.TAM(target, grid)).keys() == {"forward", "explain", "explain_all"}
 
 
+@pytest.mark.situation(33)
 def test_classes_may_be_of_any_type_of_integers(explainer, images):
     expected = explainer(images, CLASSES)
     for dtype in (torch.int32, torch.uint8):
@@ -360,6 +364,7 @@ def test_classes_of_another_model_change_nothing_where_classes_are_not_read(expl
     assert torch.equal(explainer(images, CLASSES + 1000), explainer(images, CLASSES))
 
 
+@pytest.mark.situation(38)
 def test_explaining_leaves_the_target_and_the_explainer_as_they_were(explainer, target, images):
     target_before, before = copy.deepcopy((target.state_dict(), explainer.state_dict()))
     mode = modes(explainer)

@@ -156,9 +156,14 @@ def parser() -> Parser:
 
 def _model_options() -> Parser:
     options = Parser(add_help=False)
-    options.add_argument("--model", metavar="NAME", help=f"name of a model of timm (default: {DEFAULT_MODEL})")
-    options.add_argument("--weights", metavar="FILE", help="its weights, .safetensors or .pth (default: timm's)")
+    options.add_argument(
+        "--model",
+        metavar="NAME",
+        help=f"name of a model of timm, local-dir:FOLDER or hf-hub:USER/NAME (default: {DEFAULT_MODEL})",
+    )
+    options.add_argument("--weights", metavar="FILE", help="its weights, .safetensors, .pth or .ckpt (default: timm's)")
     options.add_argument("--head", metavar="FILE", help="head.safetensors of another task on the same backbone")
+    options.add_argument("--class-names", metavar="FILE", help="names of its classes, one in a line, or a JSON list")
     options.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:1 (default: a GPU if there is one)")
     return options
 
@@ -276,6 +281,11 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         help="a folder, or a file for one picture (default: explained)",
     )
     _add_patches(add)
+    add.add_argument(
+        "--json", action="store_true", help="print a JSON object for each picture, and write manifest.json"
+    )
+    add.add_argument("--npy", action="store_true", help="write heatmaps beside pictures, as .npy, and manifest.json")
+    _add_batch_size(add)
     add.set_defaults(module="explainers.app.explain_command", run="explain")
 
 

@@ -16,7 +16,7 @@ from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel, as_target
 from explainers.models.fetching import timm_model
-from explainers.models.names import class_index
+from explainers.models.names import class_index, list_names, read_names
 from explainers.models.removal import check_removal
 from explainers.posthoc import method_names
 from explainers.posthoc.defaults import Purpose
@@ -65,9 +65,11 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     ]
     methods = [Path(options.explainer)] if options.explainer else methods
     model = options.model or DEFAULT_MODEL
-    if options.head is None and options.score is None and options.image_size is None:
+    if all(each is None for each in (options.head, options.score, options.image_size, options.class_names)):
         return model, options.weights, methods
     target = TargetModel(timm_model(model, options.weights), options.head, options.score).eval()
+    if options.class_names:
+        target.classes = list_names(read_names(options.class_names), target.num_classes)
     return as_target(target, image_size=options.image_size), None, methods
 
 

@@ -93,6 +93,36 @@ def test_an_image_gives_a_line_and_a_picture(run, folder, weights):
     assert smooth.size == sharp.size and smooth.tobytes() != sharp.tobytes()
 
 
+def test_programs_read_objects_heatmaps_and_a_manifest(run, folder, weights):
+    (folder / "names.txt").write_text("\n".join(f"number {index}" for index in range(1000)))
+    (folder / "photos/broken.png").write_text("no image")
+    words = ["--class", "504", "2", "--method", "GAE,RISE(masks=4)", "--class-names", "names.txt", "--batch-size", "2"]
+    status, lines, errors = run("explain", "cat.jpg", "photos/broken.png", *words, "--json", "--npy")
+    assert status == 1 and len(errors) == 1 and len(lines) == 4
+    described = [json.loads(line) for line in lines]
+    session = Session(timm.create_model(MODEL, checkpoint_path=weights), "GAE")
+    for each in described:
+        heatmap = np.load(each["heatmap"])
+        assert list(heatmap.shape) == each["shape"] == [10, 10] and Image.open(each["picture"]).width >= 160
+        (expected,) = session.explain("cat.jpg", each["class"]["index"])
+        assert each["class"]["name"] == f"number {each['class']['index']}" and each["box"] == [10, 0, 50, 40]
+        assert each["class"]["score"] == pytest.approx(expected.explained.score, rel=1e-4)
+        if each["method"] == "GAE":
+            np.testing.assert_allclose(heatmap, expected.heatmap.numpy(), rtol=1e-4, atol=1e-6)
+    manifest = json.loads((folder / "explained/manifest.json").read_text())
+    assert manifest["explanations"] == described and list(manifest["failed"]) == ["broken.png"]
+    assert manifest["model"] == {"name": session.target.timm_name} | session.target.identity()
+    assert manifest["transform"]["size"] == [160, 160] and manifest["packages"]["torch"]
+    assert manifest["methods"]["RISE(masks=4)"] == {"forward_passes": 4, "seed": 0}
+
+
+def test_a_comparison_is_an_object_too(run, folder):
+    status, lines, _ = run("explain", "cat.jpg", "--similar-to", "photos/dog.png", "--json", "--output", "map.png")
+    (described,) = map(json.loads, lines)
+    assert status == 0 and described["other"] == "dog.png" and -1 <= described["similarity"] <= 1
+    assert json.loads((folder / "manifest.json").read_text())["explanations"] == [described]
+
+
 def test_all_images_below_a_folder_but_no_earlier_pictures(run, folder):
     before = {name: (folder / name).read_bytes() for name in written(folder)}
     for _ in range(2):

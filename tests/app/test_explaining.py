@@ -203,6 +203,7 @@ def test_a_broken_file_in_a_folder_is_left_out_and_named(target, tmp_path, monke
         explainers.explain(tmp_path, target, method="Chance")
 
 
+@pytest.mark.situation(35)
 def test_large_images_are_explained_one_by_one_by_methods_that_keep_attention_maps(make_target):
     large, small = (make_target(img_size=size, patch_size=7, num_heads=3) for size in (518, 28))
     for target, method, expected in ((large, "GAE", 1), (large, "DecompX-PLUS", 16), (small, "GAE", 16)):
@@ -288,6 +289,24 @@ def test_bad_input_is_refused_in_one_line(given, message, target):
     with pytest.raises(InputError, match=message) as error:
         explainers.explain(**settings)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.situation(33)
+@pytest.mark.parametrize(
+    "classes",
+    [[np.int64(1), torch.tensor(2)], ["class 1", np.uint8(2)], torch.tensor([1, 2]), range(1, 3)],
+)
+def test_classes_are_named_as_they_come_out_of_a_loader(target, classes):
+    pictures = np.zeros((2, 32, 32, 3), dtype=np.uint8)
+    found = Session(target, "Chance").explain(pictures, classes)
+    assert [each.index for each in found] == [1, 2] and found[0].of(np.int64(2)).index == 2
+
+
+@pytest.mark.situation(33)
+@pytest.mark.parametrize("wrong", [-1, np.int64(-1), torch.tensor(5), True, torch.tensor([1, 2]), 1.0])
+def test_what_is_no_class_is_refused(target, wrong):
+    with pytest.raises(InputError, match="^expected classes (from 0 to 4|as names or indices)"):
+        Session(target, "Chance").class_indices([wrong], 1)
 
 
 def test_an_explainer_of_another_model_is_refused(anyhead):
