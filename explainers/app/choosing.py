@@ -99,7 +99,7 @@ def choose_batch_size(explainer: Explainer, target: TargetModel) -> int:
     if not is_transformer(target):
         return LARGEST
     blocks: Any = find_blocks(target)
-    tokens = target.backbone.patch_embed.num_patches + num_prefix_tokens(target)
+    tokens = target.grid.num_patches + num_prefix_tokens(target)
     floats = TOKENS * tokens * target.embed_dim
     if getattr(getattr(explainer, "reads", None), "attention", False):
         floats += MAPS * blocks[0].attn.num_heads * tokens**2

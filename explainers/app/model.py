@@ -10,9 +10,11 @@ from torch import nn
 from explainers.errors import InputError
 from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
+from explainers.models.heads import TextProjection
 from explainers.models.outputs import TargetFunction
 from explainers.models.scores import Score
 from explainers.text import TextHead, clip_text_head
+from explainers.text.encoders import clip_encoder
 
 IMAGE_TOWERS = ("clip", "siglip")
 """Parts of timm's names of models that were trained with texts."""
@@ -56,6 +58,13 @@ def _share_weights(target: TargetModel) -> TargetModel:
     return copy.deepcopy(target, shared)
 
 
+def own_text_head(model: Any, target: TargetModel) -> TextHead | None:
+    """The text head of a model of CLIP whose image tower is the target; `None` for other models."""
+    if not hasattr(model, "encode_text"):
+        return None
+    return clip_text_head(target, encode=clip_encoder(model))
+
+
 def find_text_head(target: TargetModel, head: TextHead | None = None) -> TextHead:
     """The text head of a model, on the model's device: a given one, or that of an image tower of CLIP or SigLIP.
 
@@ -84,5 +93,7 @@ def has_texts(target: TargetModel) -> bool:
 
 def is_image_tower(target: TargetModel) -> bool:
     """Whether a model was trained with texts and has no classes: its head is none, or projects embeddings to texts."""
+    if isinstance(target.head, TextProjection):
+        return True
     outputs = getattr(target.head, "out_features", 0)
     return has_texts(target) and outputs == target.backbone.pretrained_cfg.get("num_classes", 0)

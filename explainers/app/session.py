@@ -16,7 +16,7 @@ from explainers import Explainer, VectorExplainer
 from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmaps, check_scores
 from explainers.app.choosing import Method, choose, choose_batch_size, estimate_passes
 from explainers.app.explanation import Explanation
-from explainers.app.model import find_text_head, is_image_tower, prepare_model
+from explainers.app.model import find_text_head, is_image_tower, own_text_head, prepare_model
 from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_photos, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.images.bands import PixelFormat
@@ -183,6 +183,8 @@ class Session:
             check_positive(batch_size=batch_size)
         self.lock = threading.RLock()
         self.target = prepare_model(model, weights, device, image_size, score, target)
+        if text_head is None and purpose != "classes":
+            text_head = own_text_head(model, self.target)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
             purpose = "texts" if without or text_head is not None else "classes"

@@ -1,6 +1,5 @@
 """Any model as a model to explain: timm's as they are, others converted to timm's architecture."""
 
-import copy
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,9 +12,10 @@ import explainers.models.huggingface as huggingface
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
+from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
-from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, map_to_timm
+from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, map_to_timm, state_statistics
 from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names, read_names
 from explainers.models.outputs import OutputReader, TargetFunction
@@ -99,12 +99,15 @@ def as_target(
         return _convert(model, library.plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
+    if is_clip(model):
+        inputs = find_inputs(find_tower(model), size).override(mean, std, (), count, transform)
+        return _override_settings(_convert_clip(find_tower(model), inputs), None, classes, inputs.transform)
     if library is not None:
         inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, count, transform, score)
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
         transform, score = inputs.transform, inputs.score
     if is_of_timm(model):
-        of_timm = TargetModel(_state_statistics(model, mean, std), score=score).float().eval()
+        of_timm = TargetModel(state_statistics(model, mean, std), score=score).float().eval()
         return _override_settings(of_timm, size, classes, transform)
     count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
     given = Inputs(size, None, None, "not known").override(mean, std, classes, count, transform, score)
@@ -119,6 +122,13 @@ def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs
         return _search(model, inputs, str(reason))
     became = f"is computed in timm's architecture, with outputs that differ by at most {difference:.0g}"
     print(f"{type(model).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
+    return target
+
+
+def _convert_clip(tower: nn.Module, inputs: Inputs) -> TargetModel:
+    """Convert the image tower of CLIP, and say what became of it in one line."""
+    target, became = clip_target(tower, inputs)
+    print(f"the image tower {type(tower).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
     return target
 
 
@@ -173,16 +183,6 @@ def _read_output(model: Any, weights: Any, function: TargetFunction | None, sett
     inputs = inputs.override(mean, std, classes, count, transform, score if function is None else "value")
     print(f"{type(module).__name__} stays as it is; {inputs}", file=sys.stderr, flush=True)
     return _take_whole(OutputReader(model, function), inputs)
-
-
-def _state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:
-    """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
-    given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
-    stated, count = copy.copy(model), count_channels(model)
-    stated.pretrained_cfg = dict(model.pretrained_cfg) | {
-        name: tuple(channels(name, values, count)) for name, values in given.items()
-    }
-    return stated
 
 
 def _override_settings(

@@ -50,6 +50,20 @@ def has_single_logit(head: nn.Module) -> bool:
     return isinstance(head, nn.Linear) and head.out_features == 1
 
 
+class TextProjection(nn.Linear):
+    """Projects embeddings of images (..., D) to those of texts, (..., D'): its outputs are no classes.
+
+    Args:
+        weight: (D', D).
+        bias: (D',); `None` for zeros.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0])
+        zeros = torch.zeros(len(weight))
+        self.load_state_dict({"weight": weight.float(), "bias": zeros if bias is None else bias.float()})
+
+
 def split_single_logit(head: Any) -> nn.Module:
     """Convert a linear head of a single logit z, whose probability is sigmoid(z), to the head of two logits ∓ z / 2.
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
-from explainers.models.model import TargetModel
+from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names
 from explainers.models.scores import Score
 
@@ -131,6 +131,16 @@ def class_and_patches(model: Any) -> None:
 
 def _join_class_and_patches(tokens: Tensor, prefix: int, pool_type: str | None = None) -> Tensor:
     return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], -1)
+
+
+def state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:
+    """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
+    given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
+    stated, count = copy.copy(model), count_channels(model)
+    stated.pretrained_cfg = dict(model.pretrained_cfg) | {
+        name: tuple(channels(name, values, count)) for name, values in given.items()
+    }
+    return stated
 
 
 def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:

@@ -11,6 +11,7 @@ from typing import Any
 import timm.data
 import torch
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from explainers.masking import PatchGrid
 from explainers.models.heads import (
     DistilledHead,
     NoHead,
+    TextProjection,
     check_logits,
     has_single_logit,
     load_head,
@@ -34,6 +36,9 @@ from explainers.saved.weights import check_finite, check_identity
 
 DEFAULT_PATCH = 16
 """Side of a patch in pixels where a model has no patches of its own: CNNs, and Swin, whose maps have several sizes."""
+
+LIMITS = ("_min", "_max")
+"""Ends of names of what is infinite in Gemma 4 where it does not clip."""
 
 
 def count_channels(model: nn.Module) -> int:
@@ -126,6 +131,7 @@ class TargetModel(nn.Module):
         self._check_head(path, fitted.get("target", {}))
         # Quantised weights cannot be tested, and those on the device "meta" have no values
         plain = {k: value for k, value in self.state_dict().items() if type(value) is Tensor and not value.is_meta}
+        plain = {k: value for k, value in plain.items() if not k.endswith(LIMITS)}
         check_finite(plain, self.name)
 
     def _split_logit(self, guessed: bool) -> None:
@@ -242,6 +248,8 @@ class TargetModel(nn.Module):
     @property
     def num_classes(self) -> int:
         """K, the number of classes."""
+        if isinstance(self.head, TextProjection):
+            raise InputError(f"{self.name} embeds images for texts and has no classes: give text=, or compare images")
         head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
         if hasattr(head, "out_features"):
             return int(head.out_features)
@@ -301,7 +309,9 @@ class TargetModel(nn.Module):
         Returns:
             The embeddings (B, D), and for each block a feature map (B, N', C) of N' positions, row by row.
         """
-        tokens = isinstance(self.backbone, VisionTransformer)  # NLC avoids a copy, but other models support NCHW alone
+        tokens = isinstance(
+            self.backbone, VisionTransformer | NaFlexVit
+        )  # NLC avoids a copy, but other models support NCHW alone
         features, maps = self.backbone.forward_intermediates(
             normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
         )
@@ -321,7 +331,8 @@ class TargetModel(nn.Module):
         """
         features = self.backbone.forward_features(normalised)
         embeddings = self.pool(features)
-        if isinstance(self.backbone, VisionTransformer) and self.embed_dim == self.backbone.embed_dim:
+        vit = isinstance(self.backbone, VisionTransformer | NaFlexVit)
+        if vit and self.embed_dim == self.backbone.embed_dim:
             patches = features[:, self.backbone.num_prefix_tokens :]
             if self.backbone.attn_pool is None:
                 return embeddings, self.backbone.fc_norm(patches)

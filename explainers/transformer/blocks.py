@@ -1,7 +1,8 @@
 """Blocks of timm's transformers: where the model keeps them, their tokens, and how the embedding depends on these.
 
 Only this file and `recording` access the inside of a block. They support ViT (also with registers, average pooling or
-relative positions), DeiT, BEiT, EVA and DINOv3, and Swin wherever global attention is not needed.
+relative positions), NaFlexVit at its own image size, DeiT, BEiT, EVA and DINOv3, and Swin wherever global attention is
+not needed.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import torch
 from timm.layers import DiffAttention
 from timm.models.beit import Beit
 from timm.models.eva import Eva, EvaBlockPostNorm
+from timm.models.naflexvit import NaFlexVit
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTransformerRelPos
@@ -46,7 +48,7 @@ def _find_known_blocks(backbone: Any) -> list[nn.Module]:
     """Return the blocks of a transformer; none for other models."""
     stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
-    known = isinstance(backbone, VisionTransformer | VisionTransformerRelPos | Eva | Beit | SwinTransformer)
+    known = isinstance(backbone, VisionTransformer | VisionTransformerRelPos | NaFlexVit | Eva | Beit | SwinTransformer)
     return blocks if known and all(_is_known(block) for block in blocks) else []
 
 
