@@ -43,7 +43,7 @@ class Batch:
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores (B, N) to the grid: (B, P, P)."""
-        return scores.unflatten(-1, (self.grid.side, -1))
+        return scores.unflatten(-1, self.grid.shape)
 
 
 Heatmaps = dict[int, Tensor]
@@ -107,8 +107,7 @@ def rise(batch: Batch, seed: int = 0) -> Heatmaps:
     if "RISE" in batch.kept:
         return batch.kept["RISE"]
     count = max(batch.passes)
-    size = batch.images.shape[-1]
-    masks = RandomMasks(count, size=size, seed=seed, device=batch.images.device)
+    masks = RandomMasks(count, size=batch.grid.size, seed=seed, device=batch.images.device)
     image = torch.arange(len(batch.images)).repeat_interleave(count)
     normalised = batch.target.normalise(batch.images)
     pairs = score_soft_masks(

@@ -160,7 +160,7 @@ class AnyHead(NetworkExplainer):
         few = functionals.shape[1] < self.target.embed_dim and not functionals.requires_grad  # paths have no gradients
         if not self.refine and few:
             paths = None if paths_of is None else paths_of(functionals)
-            return self._run(rows, paths, functionals).float().mT.unflatten(-1, (self.grid.side, -1))
+            return self._run(rows, paths, functionals).float().mT.unflatten(-1, self.grid.shape)
         if paths_of is not None:
             rows["direct"] = paths_of(None)
         return self._attribute(self._predicted({"image": images} | rows, functionals), functionals)
@@ -205,4 +205,4 @@ class AnyHead(NetworkExplainer):
         """v · c_z of vectors (B, N, D), for functionals v (B, D) or (B, V, D): heatmaps (B, P, P) or (B, V, P, P)."""
         with torch.autocast(vectors.device.type, enabled=False):
             heatmaps = torch.einsum("b...d,bnd->b...n", functionals.float(), vectors.float())
-        return heatmaps.unflatten(-1, (self.grid.side, -1))
+        return heatmaps.unflatten(-1, self.grid.shape)

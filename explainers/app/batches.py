@@ -1,6 +1,5 @@
 """Batches of images on the model's device: scores and heatmaps of classes or texts, which are checked."""
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -12,13 +11,44 @@ from torch import Tensor
 from explainers import Explainer, PreparedExplainer, VectorExplainer
 from explainers.errors import InputError
 from explainers.models import TargetModel
+from explainers.posthoc.white_box import class_functionals
 from explainers.report.overlays import is_constant
 from explainers.text import TextHead
 from explainers.text.explaining import check_explains_functionals
 
 
+class PreparedFunctionals:
+    """Images, uint8 (B, C, H, W), of which linear functionals of the embedding are explained.
+
+    An explainer with vectors, such as AnyHead, needs one pass for all functionals; others need one for each. For one
+    that explains classes alone, such as RISE, an InputError is raised.
+    """
+
+    @torch.no_grad()
+    def __init__(self, explainer: Explainer, images: Tensor) -> None:
+        self.explainer: Any = explainer  # with the target and grid that it explains
+        self.images = images
+        self.vectors: Tensor | None = None
+        if isinstance(explainer, VectorExplainer) and not getattr(explainer, "refine", 0):
+            self.vectors, embeddings = explainer.decompose(images)
+        else:
+            check_explains_functionals(explainer)
+            target = getattr(explainer, "target")  # noqa: B009
+            embeddings = target.embed(target.normalise(images))
+        self.embeddings = embeddings.float()
+
+    @torch.no_grad()
+    def heatmaps(self, functionals: Callable[[Tensor], Tensor]) -> Tensor:
+        """Explain v (B, D), a function of the embeddings (B, D), in each image: heatmaps (B, rows, columns)."""
+        if self.vectors is None:
+            explained = self.explainer.explain(self.images, lambda embeddings: functionals(embeddings)[:, None])
+            return explained[:, 0].float().cpu()
+        scores = (self.vectors.float() @ functionals(self.embeddings)[..., None])[..., 0]
+        return scores.unflatten(-1, self.explainer.grid.shape).cpu()
+
+
 class PreparedClasses:
-    """Images, uint8 (B, 3, S, S), of which classes of the target are explained.
+    """Images, uint8 (B, C, H, W), of which classes of the target are explained.
 
     An explainer that prepares, such as AnyHead, needs one pass for all classes; others need one for each.
     """
@@ -38,66 +68,62 @@ class PreparedClasses:
             return self.explainer.prepare(self.images)
         return partial(self.explainer, self.images)
 
-    def heatmaps(self, classes: Sequence[int]) -> Tensor:
-        """Explain one class in each image: (B, P, P), on the CPU."""
+    @cached_property
+    def _functionals(self) -> PreparedFunctionals:
+        return PreparedFunctionals(self.explainer, self.images)
+
+    def heatmaps(self, classes: Sequence[int], against: Sequence[int] = ()) -> Tensor:
+        """Explain one class in each image, on the CPU: heatmaps (B, rows, columns).
+
+        With other classes, `against`, the logit of the class minus the mean of theirs is explained: by an explainer of
+        functionals directly, by others as the difference of their heatmaps, which is the same for methods that are
+        linear in the score.
+        """
+        if against and hasattr(self.explainer, "explain"):
+            return self._functionals.heatmaps(partial(self._contrast, classes, against))
+        heatmaps = self._explain_class(classes)
+        others = [self._explain_class([other] * len(classes)) for other in against]
+        return heatmaps - torch.stack(others).mean(0) if others else heatmaps
+
+    def _contrast(self, classes: Sequence[int], against: Sequence[int], embeddings: Tensor) -> Tensor:
+        """Compute v_a, of the class of each image, minus the mean v_b of the others: (B, D)."""
+        of_classes = [torch.tensor(classes), *(torch.full((len(classes),), other) for other in against)]
+        own, *others = [class_functionals(self.target, embeddings, each.to(embeddings.device)) for each in of_classes]
+        return own - torch.stack(others).mean(0)
+
+    def _explain_class(self, classes: Sequence[int]) -> Tensor:
         heatmaps = self._explain(torch.tensor(classes, device=self.images.device))
         if heatmaps.shape[:1] != self.images.shape[:1] or heatmaps.dim() != 3:
             name = getattr(self.explainer, "__name__", type(self.explainer).__name__)
             raise InputError(
-                f"expected heatmaps (B, P, P) of {len(self.images)} images from {name}, got {list(heatmaps.shape)}"
+                f"expected heatmaps (B, rows, columns) of {len(self.images)} images from {name}, got"
+                f" {list(heatmaps.shape)}"
             )
         return heatmaps.float().cpu()
 
 
 class PreparedTexts:
-    """Images, uint8 (B, 3, S, S), of which texts are scored, and explained `against` others, see `TextHead`.
+    """Images, uint8 (B, C, H, W), of which texts are scored, and explained, see `PreparedFunctionals`."""
 
-    An explainer with vectors, such as AnyHead, needs one pass for all texts; others need one for each. For one that
-    explains classes alone, such as RISE, an InputError is raised.
-    """
-
-    @torch.no_grad()
-    def __init__(
-        self, explainer: Explainer, head: TextHead, images: Tensor, against: Sequence[str] | None = None
-    ) -> None:
-        self.explainer: Any = explainer  # one of functionals, with the target and grid that it explains
+    def __init__(self, explainer: Explainer, head: TextHead, images: Tensor) -> None:
         self.head = head
-        self.images = images
-        self.against = against
-        self.vectors: Tensor | None = None
-        if isinstance(explainer, VectorExplainer) and not getattr(explainer, "refine", 0):
-            self.vectors, embeddings = explainer.decompose(images)
-        else:
-            check_explains_functionals(explainer)
-            target = getattr(explainer, "target")  # noqa: B009
-            embeddings = target.embed(target.normalise(images))
-        self.embeddings = embeddings.float()
-
-    def relative_to(self, against: Sequence[str] | None) -> "PreparedTexts":
-        """The same images, whose texts are told apart from others; it shares what was computed."""
-        twin = copy.copy(self)
-        twin.against = against
-        return twin
+        self._functionals = PreparedFunctionals(explainer, images)
 
     @torch.no_grad()
     def scores(self, texts: Sequence[str]) -> Tensor:
         """Score the images by texts: (B, V)."""
-        return self.head(self.embeddings, texts).float().cpu()
+        return self.head(self._functionals.embeddings, texts).float().cpu()
 
-    @torch.no_grad()
-    def heatmaps(self, texts: Sequence[str]) -> Tensor:
-        """Explain one text in each image: (B, P, P), on the CPU."""
+    def heatmaps(self, texts: Sequence[str], against: Sequence[str] = ()) -> Tensor:
+        """Explain one text in each image, told apart from others, on the CPU: heatmaps (B, rows, columns)."""
         different = list(dict.fromkeys(texts))
         wanted = torch.tensor([different.index(text) for text in texts])
 
         def functionals(embeddings: Tensor) -> Tensor:
-            of_all = self.head.functionals(embeddings.detach(), different, self.against)
-            return of_all[torch.arange(len(of_all)), wanted.to(of_all.device)][:, None]
+            of_all = self.head.functionals(embeddings.detach(), different, against or None)
+            return of_all[torch.arange(len(of_all)), wanted.to(of_all.device)]
 
-        if self.vectors is None:
-            return self.explainer.explain(self.images, functionals)[:, 0].float().cpu()
-        scores = functionals(self.embeddings) @ self.vectors.float().mT
-        return scores[:, 0].unflatten(-1, (self.explainer.grid.side, -1)).cpu()
+        return self._functionals.heatmaps(functionals)
 
 
 def check_scores(scores: Tensor, names: Sequence[str], kind: str, model: str) -> None:

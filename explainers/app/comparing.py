@@ -84,16 +84,14 @@ class Comparison:
         strongest = self.likeness.strongest(count, apart=1)[0].tolist()
         return [Tie(patch, other, self.pairs[patch, other].item()) for patch, other in strongest]
 
-    def picture(
-        self, ties: int = TIES, opacity: float = 0.8, smooth: bool = False, size: int | None = None, legend: bool = True
-    ) -> Image.Image:
+    def picture(self, ties: int = TIES, size: int = 640, smooth: bool = True) -> Image.Image:
         """Draw both images with their heatmaps, and lines for the first `ties`, see `side_by_side`; 0 for none."""
         from explainers.report.side_by_side import side_by_side  # so that a comparison does not load what draws
 
         images, heatmaps = (self.image, self.other), (self.heatmap, self.other_heatmap)
         pairs = [(tie.patch, tie.other) for tie in (self.ties(ties) if ties else [])]
         title = f"{self.name} and {self.other_name}, similarity {self.similarity:.2f}"
-        return side_by_side(images, heatmaps, pairs, title, opacity, smooth, size, legend, self.method)
+        return side_by_side(images, heatmaps, pairs, title, self.method, size, smooth)
 
     def show(self) -> None:
         """Show the picture in the program that the system has for images."""
@@ -222,7 +220,7 @@ def stream_nearest(session: Session, image: OneImage, folder: Images, k: int = 5
 
 
 class Embedded:
-    """Photos, what the model sees of them, uint8 (B, 3, S, S), and the vectors of their patches."""
+    """Photos, what the model sees of them, (B, C, H, W), and the vectors of their patches."""
 
     def __init__(self, session: Session, photos: Sequence[Photo], pixels: Tensor) -> None:
         self.session = session
@@ -236,7 +234,7 @@ def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None
     """Compare photos with other ones, pair by pair; a single one with all others."""
     session = first.session
     with session.computing():
-        found = likeness_of_vectors(first.vectors, second.vectors, centre)
+        found = likeness_of_vectors(first.vectors, second.vectors, session.target.grid.shape, centre)
     count = len(found.similarity)
     ones, others = (
         [(each.photos[row], each.pixels[row]) for row in (range(count) if len(each.photos) == count else [0] * count)]
@@ -245,8 +243,8 @@ def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None
     check_scores(found.similarity, [photo.name for photo, _ in ones], "similarities", session.target.name)
     return [
         Comparison(
-            pixels.clone(),  # a view would keep its batch
-            other_pixels.clone(),
+            session.pixels.draw_seen(pixels).clone(),  # a view would keep its batch
+            session.pixels.draw_seen(other_pixels).clone(),
             photo.name,
             other.name,
             _take_row(found, row),

@@ -18,7 +18,9 @@ from explainers.app.options import announce_passes, choose_device, find_class, m
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.images.bands import ARRAYS
 from explainers.images.listing import endings, list_images
+from explainers.masking import read_size
 from explainers.posthoc.names import label_methods
 from explainers.runtime.progress import show_passes
 from explainers.saved.files import printable
@@ -68,7 +70,7 @@ def explain(options: Namespace) -> int:
 
 def write_files(drawn: Drawn, name: str, file: Path, options: Namespace) -> dict[str, Any]:
     """Write the picture of an explanation and, if wanted, its heatmap; print and return what it is."""
-    files = {"picture": drawn.save(file)}
+    files = {"picture": drawn.save(file, smooth=not options.patches)}
     if options.npy:
         files["heatmap"] = write_heatmap(drawn.heatmap, file.with_suffix(".npy"))
     described = describe_explanation(drawn, name, files)
@@ -97,6 +99,9 @@ def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
     """A function that explains all wanted classes or texts of images, by each method."""
     indices: list[int | None] = [find_class(sessions[0], wanted) for wanted in options.classes or ()]
     indices = indices or ([*range(len(options.texts))] if options.texts else [None])
+    others = options.against or ()
+    if not options.texts:
+        others = [find_class(sessions[0], other, "--against") for other in others]
 
     def draw(images: Sequence[Path]) -> list[list[Drawn]]:
         photos, pixels = sessions[0].decode(list_photos(images))
@@ -106,7 +111,7 @@ def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
             passes = estimate_passes(session.explainer) * len(images) * len(indices)
             columns = [[index] * len(images) for index in indices]
             with show_passes(f"{printable(name)} by {session.method}", passes):
-                found = session.explain_batch(photos, pixels, columns, options.top, options.texts, options.against)
+                found = session.explain_batch(photos, pixels, columns, options.top, options.texts, others)
             for column in found:
                 for of_image, explanation in zip(of_images, column, strict=True):
                     of_image.append(explanation)
@@ -145,7 +150,7 @@ def nearest(options: Namespace) -> None:
         raise InputError(f"expected one method in --method, got {listed}: leave out all but one")
     for number, found in enumerate(stream_nearest(sessions[0], options.image, options.folder, options.k), 1):
         file = options.output / picture_name(options.image, found.method, f"nearest {number}")
-        found.save(file)
+        found.save(file, smooth=not options.patches)
         print(f"{number}. {describe(found, found.name, file)}", flush=True)
 
 
@@ -173,6 +178,8 @@ def command_to_serve(options: Namespace) -> str:
     chosen = {name: getattr(options, name) for name in ("model", "weights", "head", "class_names", "explainer")}
     method = next(iter(label_methods(options.method)))
     chosen["method"] = None if method == "auto" else method
+    if options.image_size:
+        chosen["image-size"] = "x".join(map(str, read_size(options.image_size)))
     words = [word for name, value in chosen.items() if value for word in (f"--{name.replace('_', '-')}", value)]
     return shlex.join(["explainers", "serve", *words])
 
@@ -231,7 +238,7 @@ def _list_files(images: Sequence[str], output: Path) -> Iterator[tuple[Path, Pat
             list_photos(given)  # says what is wrong with it
             yield real_path(folder), Path(folder.name)
             continue
-        (files,) = list_images([folder])
+        (files,) = list_images([folder], ARRAYS)
         if not real_path(folder).is_relative_to(real_path(output)):
             files = [file for file in files if not real_path(file).is_relative_to(real_path(output))]
         if not files:

@@ -36,7 +36,7 @@ class Explanation:
     """The heatmap of one class, or of one text, of one image.
 
     Args:
-        image: what the model sees, uint8 (3, S, S).
+        image: what the model sees, uint8 (3, H, W); of a model of other channels, three of them, or grey.
         name: name of the image's file, or its number.
         scores: of all classes or texts, (K,).
         names: readable names of all classes; or the texts.
@@ -45,10 +45,10 @@ class Explanation:
         method: what computed the heatmap.
         model: name of the explained model.
         top: number of `classes`.
-        heatmap_of: computes the heatmap (P, P) of another class, from its index and name.
+        heatmap_of: computes the heatmap of another class, from its index, its name and `against`.
         file: the image's file, if it has one; `save` never replaces it.
         quantity: what the scores are: `probability`; for texts `similarity`, the cosine, or `score`.
-        against: what the class or text is told apart from, in words; empty for nothing.
+        against: indices of the classes, or the texts, from which the class or text is told apart.
         score_of: scores further texts, (1,) each; `None` for classes.
         photo: reads the whole photo, upright RGB; `None` in an explanation from a file.
         box: where in the photo `image` is: left, top, right and bottom in pixels of the photo.
@@ -64,10 +64,10 @@ class Explanation:
     method: str
     model: str
     top: int
-    heatmap_of: Callable[[int, str], Tensor]
+    heatmap_of: Callable[[int, str, Sequence[Any]], Tensor]
     file: Path | None = None
     quantity: str = "probability"
-    against: str = ""
+    against: tuple[int | str, ...] = ()
     score_of: Callable[[str], Tensor] | None = None
     photo: Callable[[], Image.Image] | None = None
     box: Box | None = None
@@ -88,34 +88,73 @@ class Explanation:
     def title(self) -> str:
         """The class or text of the heatmap, with its score."""
         explained = self.explained
-        return f"{explained.name} {explained.score:.2f}{self.against and f' against {self.against}'}"
+        return f"{explained.name} {explained.score:.2f}{summarise(self._others, self.kind)}"
 
-    def of(self, wanted: int | str) -> "Explanation":
+    @property
+    def _others(self) -> list[str]:
+        """The names of the classes, or the texts, from which the explained one is told apart."""
+        return [self.names[each] if isinstance(each, int) else each for each in self.against]
+
+    def of(self, wanted: int | str, against: int | str | Sequence[int | str] | None = None) -> "Explanation":
         """Explain another class of the same image, by its name or index; or any other text, if texts are explained.
 
         Explainers that predict all classes at once, such as AnyHead, need no further pass.
+
+        Args:
+            wanted: the class, or text.
+            against: other classes, or texts, see `explain`; `None` for those of this explanation.
 
         Raises:
             InputError: if there is no such class; the message names similar ones.
         """
         if self.score_of is not None and isinstance(wanted, str) and wanted not in self.names:
             scores = torch.cat([self.scores, self.score_of(wanted)])
-            return replace(self, names=[*self.names, wanted], scores=scores, top=self.top + 1).of(wanted)
-        exact = isinstance(wanted, str) and wanted in self.names
-        index = self.names.index(wanted) if exact else class_index(wanted, self.names)  # type: ignore[arg-type]
-        if index == self.index:
+            return replace(self, names=[*self.names, wanted], scores=scores, top=self.top + 1).of(wanted, against)
+        index, others = self._index(wanted), self.against
+        if against is not None:
+            listed = [against] if isinstance(against, int | str) else against
+            others = tuple(self._index(each) if self.score_of is None else each for each in listed)
+        if (index, others) == (self.index, self.against):
             return self
-        return replace(self, index=index, heatmap=self.heatmap_of(index, self.names[index]))
+        if index in others:
+            raise InputError(f"against={self.names[index]!r}: expected another class than the explained one: name one")
+        heatmap = self.heatmap_of(index, self.names[index], others)
+        return replace(self, index=index, heatmap=heatmap, against=others)
 
-    def picture(
-        self, opacity: float = 0.8, smooth: bool = False, size: int | None = None, legend: bool = True
-    ) -> Image.Image:
-        """Draw the heatmap over the grey image, with class, score, method and legend, see `overlays.draw_annotated`."""
-        from explainers.report.overlays import draw_annotated  # so that an explanation does not load what draws
+    def _index(self, wanted: int | str) -> int:
+        exact = isinstance(wanted, str) and wanted in self.names
+        return self.names.index(wanted) if exact else class_index(wanted, self.names)  # type: ignore[arg-type]
 
-        drawing: dict[str, Any] = {"opacity": opacity, "smooth": smooth, "size": size, "legend": legend}
-        drawing |= {"explained": self.kind, "method": self.method, "signed": self.signed}
-        return draw_annotated(self.image, self.heatmap, self.title, **drawing)
+    def on_photo(self, size: int = 1024, smooth: bool = True) -> Image.Image:
+        """Draw the heatmap over the whole photo, without words; grey is what the model does not see.
+
+        An explanation from a file has no photo, and draws what the model sees.
+
+        Args:
+            size: longer side in pixels, from 192 to 8192.
+            smooth: colours without edges; otherwise each patch has its own.
+        """
+        from explainers.report.overlays import draw_on_photo  # so that an explanation does not load what draws
+
+        return draw_on_photo(*self._drawn, size=size, smooth=smooth, signed=self.signed)
+
+    def picture(self, size: int = 640, smooth: bool = True) -> Image.Image:
+        """Draw the photo and the heatmap over it, with class, score, method and legend; arguments as of `on_photo`."""
+        from explainers.report.overlays import draw_annotated
+
+        photo, heatmap, box = self._drawn
+        against = self._others[0] if len(self.against) == 1 else ""
+        words = self.title, self.explained.name, self.method
+        return draw_annotated(photo, heatmap, *words, box, size, smooth, self.signed, against)
+
+    @property
+    def _drawn(self) -> tuple[Image.Image, Tensor, Box | None]:
+        """What pictures show: the photo, the heatmap, and where in the photo it is."""
+        from explainers.report.overlays import to_pillow
+
+        if self.photo is None:
+            return to_pillow(self.image), self.heatmap, None
+        return self.photo(), self.heatmap, self.box
 
     @property
     def kind(self) -> str:
@@ -163,13 +202,15 @@ class Explanation:
         return ExplainedClass(index, self.names[index], self.scores[index].item())
 
 
-def summarise(against: Sequence[str] | None) -> str:
-    """What texts are told apart from, for titles.
+def summarise(against: Sequence[str], kind: str) -> str:
+    """What a class or text is told apart from, for the end of a title.
 
-    >>> summarise(["a dog"]), summarise(["a dog", "a bird"]), summarise(None)
-    ('a dog', '2 texts', '')
+    >>> summarise(["a dog"], "text"), summarise(["tabby", "lynx"], "class"), summarise([], "class")
+    (' rather than a dog', ' rather than 2 other classes', '')
     """
-    return "" if against is None else against[0] if len(against) == 1 else f"{len(against)} texts"
+    if len(against) > 1:
+        return f" rather than {len(against)} other {'classes' if kind == 'class' else 'texts'}"
+    return f" rather than {against[0]}" if against else ""
 
 
 def _without_model(*arguments: Any) -> Tensor:

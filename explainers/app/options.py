@@ -14,7 +14,7 @@ from explainers.app.choosing import Method, choose, estimate_passes
 from explainers.app.command import DEFAULT_MODEL, parse_methods
 from explainers.app.session import Session
 from explainers.errors import InputError
-from explainers.models import TargetModel
+from explainers.models import TargetModel, as_target
 from explainers.models.fetching import timm_model
 from explainers.models.names import class_index, list_names, read_names
 from explainers.models.removal import check_removal
@@ -33,15 +33,15 @@ TRIED = 16
 
 def start_sessions(options: Namespace) -> list[Session]:
     """The model with each of the explainers that the options name. What the model does not have is told at once."""
-    if options.against and not (options.texts or options.similar_to):
-        raise InputError("expected --text or --similar-to beside --against, got --against alone: name one")
     model, weights, methods = model_and_methods(options)
     purpose: Purpose = "likeness" if options.similar_to or options.k else "texts" if options.texts else "classes"
-    first = Session(model, methods[0], weights, choose_device(options), purpose=purpose, batch_size=options.batch_size)
+    pixels: dict[str, Any] = {"white": options.white, "bands": options.bands}
+    first = Session(model, methods[0], weights, choose_device(options), None, purpose, options.batch_size, **pixels)
     if options.texts:
         first.text_head.embed([*options.texts, *(options.against or ())])
-    for wanted in options.classes or ():
-        find_class(first, wanted)
+    elif not options.similar_to:
+        chosen = [find_class(first, wanted) for wanted in options.classes or ()]
+        first.parse_against([find_class(first, other, "--against") for other in options.against or ()], chosen)
     sessions = [first, *(first.with_method(method, purpose) for method in methods[1:])]
     if options.passes:
         set_passes(sessions, options.passes)
@@ -56,6 +56,8 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     if options.explainer and options.model is None:
         if options.weights or options.head:
             raise InputError("expected --model beside --weights or --head, got --explainer alone: name the model")
+        if options.image_size:
+            raise InputError("expected --model beside --image-size, got --explainer alone: name the model")
         explainer = load(options.explainer)
         return explainer.target, None, [explainer]
     methods: list[Method] = [
@@ -63,9 +65,10 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     ]
     methods = [Path(options.explainer)] if options.explainer else methods
     model = options.model or DEFAULT_MODEL
-    if options.head is None and options.class_names is None:
+    if options.head is None and options.image_size is None and options.class_names is None:
         return model, options.weights, methods
     target = TargetModel(timm_model(model, options.weights), head=options.head).eval()
+    target = as_target(target, image_size=options.image_size)
     if options.class_names:
         target.classes = list_names(read_names(options.class_names), target.num_classes)
     return target, None, methods
@@ -76,10 +79,10 @@ def choose_device(options: Namespace) -> str | None:
     return options.device or ("cuda" if torch.cuda.is_available() else None)
 
 
-def find_class(session: Session, wanted: str) -> int:
+def find_class(session: Session, wanted: str, setting: str = "--class") -> int:
     """The index of a class that a user named, or gave the number of."""
     number = wanted.isdecimal() and wanted not in session.names
-    return class_index(int(wanted) if number else wanted, session.names, "--class")
+    return class_index(int(wanted) if number else wanted, session.names, setting)
 
 
 def set_passes(sessions: Sequence[Session], passes: int) -> None:
@@ -137,9 +140,9 @@ def announce_passes(sessions: Sequence[Session], pictures: int) -> None:
 @torch.no_grad()
 def _seconds_per_pass(session: Session) -> float:
     """The time of a forward pass in a batch, of which the first is not timed."""
-    side, device = session.target.grid.image_size, session.target.mean.device
-    grey = torch.full((TRIED, 3, side, side), 128, dtype=torch.uint8, device=device)
-    session.target(grey)
+    target = session.target
+    grey = torch.full((TRIED, target.channels, *target.grid.size), 128, dtype=torch.uint8, device=target.mean.device)
+    target(grey)
     start = time.perf_counter()
-    session.target(grey).sum().item()  # which waits for the device
+    target(grey).sum().item()  # which waits for the device
     return (time.perf_counter() - start) / TRIED

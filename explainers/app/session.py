@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from explainers import Explainer, VectorExplainer
 from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmaps, check_scores
 from explainers.app.choosing import Method, choose, choose_batch_size, estimate_passes
-from explainers.app.explanation import Explanation, summarise
+from explainers.app.explanation import Explanation
 from explainers.app.model import find_text_head, is_image_tower, prepare_model
 from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_photos, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
+from explainers.images.bands import PixelFormat
+from explainers.images.decoding import White
+from explainers.masking import ImageSize
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
 from explainers.posthoc.defaults import Purpose
@@ -28,6 +31,9 @@ from explainers.text.encoders import validate_texts
 
 Classes = int | str | Sequence[int | str] | Tensor | np.ndarray | None
 """The class to explain, by name or index, or one for each image; `None` for the predicted ones."""
+
+Against = int | str | Sequence[int | str] | None
+"""Other classes, by name or index, or other texts."""
 
 
 @overload
@@ -41,8 +47,11 @@ def explain(  # type: ignore[overload-overlap]  # a text is a path, although it 
     top: int = ...,
     device: str | torch.device | None = ...,
     text: str | Sequence[str] | None = ...,
-    against: str | Sequence[str] | None = ...,
+    against: Against = ...,
     text_head: TextHead | None = ...,
+    image_size: ImageSize | None = ...,
+    white: White = ...,
+    bands: Sequence[int] | None = ...,
 ) -> Explanation: ...
 
 
@@ -57,8 +66,11 @@ def explain(
     top: int = ...,
     device: str | torch.device | None = ...,
     text: str | Sequence[str] | None = ...,
-    against: str | Sequence[str] | None = ...,
+    against: Against = ...,
     text_head: TextHead | None = ...,
+    image_size: ImageSize | None = ...,
+    white: White = ...,
+    bands: Sequence[int] | None = ...,
 ) -> list[Explanation]: ...
 
 
@@ -72,16 +84,19 @@ def explain(
     top: int = 5,
     device: str | torch.device | None = None,
     text: str | Sequence[str] | None = None,
-    against: str | Sequence[str] | None = None,
+    against: Against = None,
     text_head: TextHead | None = None,
+    image_size: ImageSize | None = None,
+    white: White = None,
+    bands: Sequence[int] | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
 
     To explain images again and again with one model, make a `Session`, which builds the model once.
 
     Args:
-        images: a path, a folder (with all folders below it), a PIL image, uint8 pixels as an array or a tensor, or a
-            list of them. The model sees the square in the centre.
+        images: a path, a folder (with all folders below it), a PIL image, pixels as an array or a tensor, or a list of
+            them. For a model of other than 1 or 3 channels, arrays (H, W, C) or (C, H, W), .npy files, or GeoTIFF.
         model: a name of timm, a module, or a `TargetModel`. It is not changed.
         classes: the class to explain, by name or index, or one for each image; `None` for the predicted ones.
         method: `auto` takes a trained explainer if one is shipped for this backbone, else the method that fits best. Or
@@ -91,8 +106,13 @@ def explain(
         device: where to compute; `None` for the model's device, or a GPU for a name of timm.
         text: where is what a text describes? A text, or several, of which that with the highest similarity is
             explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
-        against: a text, or several, such as other names: the heatmap shows what tells the text apart from their mean.
+        against: another class, or several: why this class rather than those? The heatmap shows what tells the class
+            (by default the most probable other one) apart from their mean. Beside `text`, other texts.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
+        image_size: what the model sees of an image is scaled to this height and width in pixels, or one number for
+            both: more pixels give more patches. `None` for the model's own.
+        white: value of white in floats and images of more than 8 bits, such as 4095; or (black, white).
+        bands: three of more than 4 channels, numbered from 0, that pictures show; `None` for the first.
 
     Returns:
         An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
@@ -103,7 +123,10 @@ def explain(
     """
     if text is None and text_head is not None:
         raise InputError("text_head= needs text=")
-    session = Session(model, method, weights, device, text_head, "classes" if text is None else "texts")
+    purpose: Purpose = "classes" if text is None else "texts"
+    session = Session(
+        model, method, weights, device, text_head, purpose, image_size=image_size, white=white, bands=bands
+    )
     explanations = session.explain(images, classes, top, text, against)
     return explanations[0] if is_single(images) else explanations
 
@@ -116,15 +139,15 @@ class Session:
         method: see `choose`.
         weights: file of the weights of a name of timm; `None` for timm's own.
         device: where to compute; `None` for the device of the module, or a GPU for a name of timm.
-        text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP, which is
-            loaded when a text is explained.
-        purpose: what the method `auto` chooses an explainer for; `auto` for classes, or for texts if there is a
-            `text_head`, or if the model has no classes.
+        text_head: see `explain`; it is loaded when a text is explained.
+        purpose: what `auto` chooses an explainer for; `auto` for texts if there is a `text_head`, or no classes.
         batch_size: number of images that are explained at once; `None` for as many as `choose_batch_size` finds.
+        image_size: see `explain`, as for `white` and `bands`.
 
     Attributes:
         target: the model.
-        explainer: a function of images (B, 3, S, S) and classes (B,) → heatmaps (B, P, P).
+        pixels: the format of its images.
+        explainer: a function of images (B, C, H, W) and classes (B,) → heatmaps (B, P, P).
         method: label of the explainer.
         names: readable names of the classes; empty if texts or likeness are explained of a model without classes.
         lock: a re-entrant lock, held while the model computes, because methods change it for the time of a call.
@@ -142,11 +165,14 @@ class Session:
         text_head: TextHead | None = None,
         purpose: Literal["auto"] | Purpose = "auto",
         batch_size: int | None = None,
+        image_size: ImageSize | None = None,
+        white: White = None,
+        bands: Sequence[int] | None = None,
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
         self.lock = threading.RLock()
-        self.target = prepare_model(model, weights, device)
+        self.target = prepare_model(model, weights, device, image_size)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
             purpose = "texts" if without or text_head is not None else "classes"
@@ -155,6 +181,7 @@ class Session:
         self._batch_size = batch_size
         self._text_head = None if text_head is None else find_text_head(self.target, text_head)
         self.transform = self.target.transform
+        self.pixels = PixelFormat(self.target.channels, white, None if bands is None else tuple(bands))
 
     @property
     def batch_size(self) -> int:
@@ -217,19 +244,27 @@ class Session:
             )
         return [self.class_index(each) for each in classes]
 
+    def parse_against(self, against: Against, chosen: Sequence[int | None]) -> list[int]:
+        """Find the classes from which the `chosen` ones are told apart; an InputError if one of them is chosen."""
+        listed = [against] if isinstance(against, int | str) else against or ()
+        others = [self.class_index(each) for each in listed]
+        for other in set(others) & set(chosen):
+            raise InputError(f"against={self.names[other]!r}: expected another class than the explained one: name one")
+        if len(set(others)) == len(self.names):
+            raise InputError(f"against= names all {len(self.names)} classes: leave out the one to explain")
+        return others
+
     def explain(
         self,
         images: Images,
         classes: Classes = None,
         top: int = 5,
         text: str | Sequence[str] | None = None,
-        against: str | Sequence[str] | None = None,
+        against: Against = None,
     ) -> list[Explanation]:
-        """Explain images, with the arguments of `explainers.explain`; a list, also for a single image.
+        """Explain images, with the arguments and errors of `explainers.explain`; a list, also for a single image.
 
-        Raises:
-            InputError: for images that cannot be read, for classes that the model does not have, and for texts if the
-                model or the method cannot explain them. Broken files of a folder are left out with a warning.
+        Broken files of a folder are left out with a warning.
         """
         return list(self.stream(images, classes, top, text, against))
 
@@ -239,7 +274,7 @@ class Session:
         classes: Classes = None,
         top: int = 5,
         text: str | Sequence[str] | None = None,
-        against: str | Sequence[str] | None = None,
+        against: Against = None,
     ) -> Iterator[Explanation]:
         """Explain images one batch after the other, with the arguments of `explain`, and yield each explanation.
 
@@ -247,22 +282,24 @@ class Session:
         of this image. A progress bar appears after two seconds.
         """
         check_positive(top=top)
-        if text is None and against is not None:
-            raise InputError("against= needs text=")
         if text is not None and classes is not None:
             raise InputError("classes= and text= exclude each other: leave out one of them")
         texts = None if text is None else list(dict.fromkeys(validate_texts(text)))
-        others = None if against is None else validate_texts(against)
         photos = list_photos(images)
         chosen = self.class_indices(classes, len(photos))
+        others: Sequence[Any] = ()
+        if texts is None:
+            others = self.parse_against(against, chosen)
+        elif against is not None:
+            others = validate_texts(against)  # type: ignore[arg-type]  # it checks them
         for batch, pixels, numbers in self.batches(photos):
             wanted = [chosen[number] for number in numbers]
             (found,) = self.explain_batch(batch, pixels, [wanted], top, texts, others, alone=len(photos) == 1)
             yield from found
 
     def decode(self, photos: Sequence[Photo]) -> tuple[list[Photo], Tensor]:
-        """Decode what the model sees of photos, see `decode_photos`."""
-        return decode_photos(photos, self.transform)
+        """See `decode_photos`."""
+        return decode_photos(photos, self.transform, self.pixels)
 
     def batches(
         self,
@@ -273,7 +310,7 @@ class Session:
     ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
         """Decode what the model sees of photos, one batch after the other, see `decode_batches`."""
         passes = estimate_passes(self.explainer) if passes is None else passes
-        return decode_batches(photos, self.transform, batch_size or self.batch_size, doing, passes)
+        return decode_batches(photos, self.transform, self.pixels, batch_size or self.batch_size, doing, passes)
 
     def explain_batch(
         self,
@@ -282,16 +319,17 @@ class Session:
         wanted: Iterable[Sequence[int | None]],
         top: int = 5,
         texts: Sequence[str] | None = None,
-        against: Sequence[str] | None = None,
+        against: Sequence[Any] = (),
         alone: bool = False,
     ) -> list[list[Explanation]]:
         """Explain several classes, or `texts`, of a batch, which is prepared once, with the arguments of `explain`.
 
         Args:
             photos: the batch.
-            pixels: what the model sees of it, uint8 (B, 3, S, S).
+            pixels: what the model sees of it, (B, C, H, W).
             wanted: for each list of explanations, the index of a class, or of one of the `texts`, in each image; `None`
-                for that with the highest score.
+                for that with the highest score, of classes other than `against`.
+            against: indices of classes, or texts.
             alone: whether to keep what was prepared of a single image, so that further classes cost no pass.
         """
 
@@ -299,7 +337,7 @@ class Session:
             images = images.to(self.target.mean.device)
             if texts is None:
                 return PreparedClasses(self.explainer, self.target, images)
-            return PreparedTexts(self.explainer, self.text_head, images, against)
+            return PreparedTexts(self.explainer, self.text_head, images)
 
         names = [photo.name for photo in photos]
         columns = []
@@ -307,10 +345,11 @@ class Session:
             prepared = prepare(pixels)
             scores = prepared.scores() if texts is None else prepared.scores(texts)
             check_scores(scores, names, "logits" if texts is None else "similarities", self.target.name)
-            best = scores.argmax(-1).tolist()
+            others = [] if texts is not None else list(against)
+            best = scores.index_fill(-1, torch.tensor(others, dtype=torch.long), -torch.inf).argmax(-1).tolist()
             for column in wanted:
                 indices = [own if index is None else index for index, own in zip(column, best, strict=True)]
-                heatmaps = prepared.heatmaps(indices if texts is None else [texts[index] for index in indices])
+                heatmaps = prepared.heatmaps(indices if texts is None else [texts[index] for index in indices], against)
                 columns.append((indices, heatmaps))
         again = (lambda _: prepared) if alone else prepare
         own_pixels = [each.clone() for each in pixels]  # a view would keep its batch
@@ -331,13 +370,13 @@ class Session:
         prepare: Callable[[Tensor], Any],
         top: int,
         texts: Sequence[str] | None,
-        against: Sequence[str] | None,
+        against: Sequence[Any],
     ) -> Explanation:
         """One explanation, whose image is prepared again for what is asked of it later."""
 
-        def compute_heatmap(index: int, text: str) -> Tensor:
+        def compute_heatmap(index: int, text: str, against: Sequence[Any]) -> Tensor:
             with self.computing():
-                heatmaps = prepare(image[None]).heatmaps([index if texts is None else text])
+                heatmaps = prepare(image[None]).heatmaps([index if texts is None else text], against)
             check_heatmaps(heatmaps, [photo.name], self.method)
             return heatmaps[0]
 
@@ -348,9 +387,9 @@ class Session:
         settings: dict[str, Any] = {}
         if texts is not None:
             quantity = "similarity" if self.text_head.normalise else "score"
-            settings = {"quantity": quantity, "against": summarise(against), "score_of": compute_score}
+            settings = {"quantity": quantity, "score_of": compute_score}
         return Explanation(
-            image,
+            self.pixels.draw_seen(image),
             photo.name,
             scores.clone(),
             self.names if texts is None else texts,
@@ -361,8 +400,9 @@ class Session:
             top if texts is None else len(texts),
             compute_heatmap,
             file=photo.file,
-            photo=photo.decode,
+            photo=lambda: self.pixels.draw(photo.decode(self.pixels)),
             box=photo.box,
+            against=tuple(against),
             signed=getattr(self.explainer, "signed", None),
             **settings,
         )

@@ -95,7 +95,7 @@ class Evaluation:
 
     def metrics(self) -> dict[str, Any]:
         """New metrics of one explainer."""
-        patches = self.grid if self.order == "patches" else PatchGrid(self.grid.image_size, 1)
+        patches = self.grid if self.order == "patches" else PatchGrid(self.grid.size, 1)
         of_sweep = patches.num_patches, self.curves, self.levels, self.empty
         curves = {
             f"curves_{removal}": PerturbationCurves(*of_sweep, removal if position else "", self.until)
@@ -111,8 +111,8 @@ class Evaluation:
         """The settings that numbers of one name depend on; results are comparable only if all of these are equal."""
         compared: dict[str, Any] = {} if self.reference is None else {"reference": self.reference}
         return {
-            "image_size": self.grid.image_size,
-            "patches_per_side": self.grid.side,
+            "image_size": list(self.grid.size),
+            "patches": list(self.grid.shape),
             "removals": list(self.removals),
             "order": self.order,
             "levels": self.levels,
@@ -284,7 +284,7 @@ def check_target(target: TargetModel, grid: PatchGrid) -> None:
 
 def check_heatmaps(explainer: str, heatmaps: Tensor, images: Tensor, grid: PatchGrid) -> None:
     """Raise an InputError that names the explainer unless its heatmaps are finite and have a score for every patch."""
-    expected = (len(images), grid.side, grid.side)
+    expected = (len(images), *grid.shape)
     if heatmaps.shape != expected:
         raise InputError(
             f"expected heatmaps of shape {list(expected)} from {explainer}, got {list(heatmaps.shape)}: give it the"

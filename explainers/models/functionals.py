@@ -93,9 +93,7 @@ def head_functionals(
 
     The other arguments and the result are those of `score_functionals`. The score of a cosine head, such as CLIP's, is
     explained for a constant length |P e|. It then has the factor scale / |P e| of the image, see `cosine_functionals`.
-
-    Raises:
-        InputError: for a head that is neither linear nor a `ProjectedHead`.
+    For any other head, v is the gradient of the score at the embedding.
 
     >>> head_functionals(torch.nn.Linear(3, 2), torch.zeros(4, 3)).shape
     torch.Size([4, 2, 3])
@@ -103,12 +101,30 @@ def head_functionals(
     with torch.autocast(embeddings.device.type, enabled=False):
         embeddings = embeddings.float()
         if not (isinstance(head, ProjectedHead) and head.normalise):
-            rows = class_rows(head, embeddings.shape[-1], embeddings)
+            try:
+                rows = class_rows(head, embeddings.shape[-1], embeddings)
+            except InputError:
+                return _score_gradients(head, embeddings, temperature, classes)
             return score_functionals(rows, head(embeddings), temperature, classes)
         directions = head.scale * score_functionals(head.weight, head(embeddings), temperature, classes)
         if classes is None:
             return cosine_functionals(embeddings, directions, head.projection)
         return cosine_functionals(embeddings, directions[:, None], head.projection)[:, 0]
+
+
+def _score_gradients(
+    head: Callable[[Tensor], Tensor], embeddings: Tensor, temperature: float | None, classes: Tensor | None
+) -> Tensor:
+    """Compute `head_functionals` of any head by autograd: v = Σ_k (∂score / ∂z_k) (∂z_k / ∂e)."""
+    with torch.inference_mode(False), torch.enable_grad():
+        points = embeddings.detach().clone().requires_grad_()
+        logits = head(points)
+        units = torch.eye(logits.shape[-1], device=logits.device)
+        known = None if classes is None else classes.clone()  # inference tensors have no gradient
+        weights = score_functionals(units, logits.detach(), temperature, known)  # (B, K) or (B, K, K)
+        columns = weights[:, None] if weights.dim() == 2 else weights
+        gradients = [torch.autograd.grad(logits, points, each, retain_graph=True)[0] for each in columns.unbind(1)]
+    return torch.stack(gradients, 1) if classes is None else gradients[0]
 
 
 def _mean_alternatives(rows: Tensor, logits: Tensor, classes: Tensor) -> Tensor:

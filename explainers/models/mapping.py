@@ -4,6 +4,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import timm
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
 
@@ -37,36 +39,47 @@ class Inputs:
     """The images that a model of another library takes, and the names of its classes.
 
     Args:
-        image_size: height and width of the images in pixels; None if not known.
+        size: height and width of the images in pixels; None if not known.
         mean: mean of pixels from 0 to 1; None if not known.
         std: their standard deviation; None if not known.
         origin: where mean and standard deviation come from, for messages.
         classes: names of the classes, in the order of the logits; empty if they are not known.
+        transform: how photos become these images; None if not known.
     """
 
-    image_size: int | None
+    size: tuple[int, int] | None
     mean: Sequence[float] | None
     std: Sequence[float] | None
     origin: str
     classes: Sequence[str] = ()
+    transform: ImageTransform | None = None
 
-    def override(self, mean: Statistics, std: Statistics, classes: Sequence[str]) -> "Inputs":
-        """Override mean, standard deviation and names by those that the user gives; see `as_target`."""
+    def override(
+        self,
+        mean: Statistics,
+        std: Statistics,
+        classes: Sequence[str],
+        count: int,
+        transform: ImageTransform | None = None,
+    ) -> "Inputs":
+        """Override what the user gives, mean and std of `count` channels; see `as_target`."""
         given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
         origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
         return replace(
             self,
-            mean=self.mean if mean is None else channels("mean", mean, 3),
-            std=self.std if std is None else channels("std", std, 3),
+            mean=self.mean if mean is None else channels("mean", mean, count),
+            std=self.std if std is None else channels("std", std, count),
             origin=origin,
             classes=classes or self.classes,
+            transform=transform or self.transform,
         )
 
     def __str__(self) -> str:
         if self.mean is None or self.std is None:
             return "mean and std not known"
         mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
-        return f"mean {mean}, std {std} ({self.origin})"
+        photos = f", {self.transform}" if self.transform else ""
+        return f"mean {mean}, std {std}{photos} ({self.origin})"
 
 
 class Unmapped(Exception):  # noqa: N818 - not an error: such a model becomes a plain target
@@ -85,6 +98,7 @@ class Plan:
         head: the classification layer; None for a model that only embeds.
         outputs: function of the original and normalised images (B, 3, S, S): logits (B, K), or embeddings (B, D).
         inputs: S, how pixels are normalised, and the names of the classes.
+        pool: changes what the model embeds, in place, such as `class_and_patches`; None for timm's own pooling.
     """
 
     name: str
@@ -94,6 +108,24 @@ class Plan:
     head: nn.Module | None
     outputs: Callable[[Any, Tensor], Tensor]
     inputs: Inputs
+    pool: Callable[[Any], None] | None = None
+
+
+def class_and_patches(model: Any) -> None:
+    """Let a ViT of timm, changed in place, embed class token and mean of the patches: (B, 2D), as heads of DINOv2 read.
+
+    >>> model = timm.create_model("test_vit", num_classes=0)
+    >>> class_and_patches(model)
+    >>> model.forward_head(torch.ones(1, 101, 64)).shape
+    torch.Size([1, 128])
+    """
+    model.pool = partial(_join_class_and_patches, prefix=model.num_prefix_tokens)
+    model.global_pool = "token and avg"
+    model.head_hidden_size *= 2
+
+
+def _join_class_and_patches(tokens: Tensor, prefix: int, pool_type: str | None = None) -> Tensor:
+    return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], -1)
 
 
 def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
@@ -104,7 +136,7 @@ def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
         InputError: if the original fails on images of this size.
     """
     target = _build(plan).to(next(original.parameters()).device)
-    difference = _compare_outputs(original, plan, target)
+    difference = _compare_models(original, plan, target)
     if not difference < TOLERANCE:
         raise Unmapped(f"the outputs of timm's {plan.architecture} with its weights differ by {difference:.1g}")
     return target, difference
@@ -117,12 +149,15 @@ def _build(plan: Plan) -> TargetModel:
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()[:120]
         raise Unmapped(f"its weights are not those of timm's {plan.architecture} ({first})") from error
+    if plan.pool is not None:
+        plan.pool(model)
     model.pretrained_cfg = {
         **model.pretrained_cfg,
         "architecture": plan.name,
-        "input_size": (3, plan.inputs.image_size, plan.inputs.image_size),
+        "input_size": (3, *(plan.inputs.size or ())),
         "mean": tuple(plan.inputs.mean or ()),
         "std": tuple(plan.inputs.std or ()),
+        "transform": plan.inputs.transform,
     }
     target = TargetModel(model, None if plan.head is None else copy.deepcopy(plan.head).cpu().float())
     if plan.inputs.classes:
@@ -131,22 +166,33 @@ def _build(plan: Plan) -> TargetModel:
 
 
 @torch.no_grad()
-def _compare_outputs(original: nn.Module, plan: Plan, target: TargetModel) -> float:
-    """Compute the largest difference of outputs for probe images, relative to how far the images' outputs differ."""
+def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> float:
+    """Compare the outputs of a model and of its target for probe images, see `compare_outputs`."""
     copied = copy.deepcopy(original).eval().float()
-    size, generator = target.grid.image_size, torch.Generator().manual_seed(0)
-    noise = [torch.randn(1, 3, side, side, generator=generator) for side in PROBE_SIDES]
-    images = torch.cat([F.interpolate(each, size=(size, size), mode="bilinear") for each in noise])
-    images = images.to(target.mean.device)
+    images = draw_probes(target)
     try:
         expected = plan.outputs(copied, images)
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        height, width = target.grid.size
         raise InputError(
-            f"expected a model of images of {size} × {size} pixels, got {type(original).__name__}, which fails on them"
-            f" ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
+            f"expected a model of images of {height} × {width} pixels, got {type(original).__name__}, which fails on"
+            f" them ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
         ) from error
     embeddings = target.embed(images)
     found = embeddings if plan.head is None else target.classify(embeddings)
+    return compare_outputs(found, expected)
+
+
+def draw_probes(target: TargetModel) -> Tensor:
+    """Draw normalised images (4, C, H, W) of a model, whose outputs differ."""
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(1, len(target.mean), side, side, generator=generator) for side in PROBE_SIDES]
+    images = torch.cat([F.interpolate(each, size=target.grid.size, mode="bilinear") for each in noise])
+    return images.to(target.mean.device)
+
+
+def compare_outputs(found: Tensor, expected: Tensor) -> float:
+    """Compute the largest difference of outputs (B, K), relative to how far the images' outputs differ."""
     if found.shape != expected.shape:
         raise Unmapped(f"its outputs have the shape {list(expected.shape)}, those of timm's model {list(found.shape)}")
     spread = (expected - expected.mean(0)).abs().max().clamp(min=1e-6 * expected.abs().max() + 1e-12)
@@ -217,9 +263,3 @@ def channels(name: str, given: Any, count: int) -> list[float]:
             f" {name}=0.5, and divide those of pixels to 255 by 255"
         )
     return [float(value) for value in values]
-
-
-def check_image_size(image_size: Any) -> None:
-    """Raise an InputError unless the side of an image is a number of pixels."""
-    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
-        raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")

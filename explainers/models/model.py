@@ -1,7 +1,9 @@
 """The model to explain: a classifier head H on a backbone G (TVE, Section 2), both from timm."""
 
 import copy
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,39 @@ from explainers.saved.weights import check_finite, check_identity
 
 DEFAULT_PATCH = 16
 """Side of a patch in pixels where a model has no patches of its own: CNNs, and Swin, whose maps have several sizes."""
+
+
+def count_channels(model: nn.Module) -> int:
+    """Count the channels of a model's images: as it says, else those of its first convolution; 3 without one.
+
+    >>> count_channels(nn.Conv2d(6, 8, 3)), count_channels(nn.Linear(2, 2))
+    (6, 3)
+    """
+    first = next((layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)), 3)
+    return getattr(model, "in_chans", None) or first
+
+
+def find_statistics(model: nn.Module) -> tuple[list[float], list[float]]:
+    """Find mean and std of the pixels, from 0 to 1, on which a model of timm was trained, one for each channel.
+
+    If its config states another number, one channel gets their mean, and others repeat them, as timm adapts the weights
+    of the first layer; a warning says so.
+    """
+    config, count = timm.data.resolve_model_data_config(model), count_channels(model)
+    known = config["mean"], config["std"]
+    if {len(stated) for stated in known} == {count}:
+        return list(known[0]), list(known[1])
+    mean, std = (
+        [sum(stated) / len(stated)] if count == 1 else [stated[i % len(stated)] for i in range(count)]
+        for stated in known
+    )
+    warnings.warn(
+        f"{type(model).__name__} of {count} channels: mean and std are guessed from those of {len(known[0])}: mean"
+        f" {' '.join(f'{value:.3g}' for value in mean)}, std {' '.join(f'{value:.3g}' for value in std)}; give"
+        " as_target(model, mean=, std=) if they are others",
+        stacklevel=3,
+    )
+    return mean, std
 
 
 class TargetModel(nn.Module):
@@ -69,9 +104,9 @@ class TargetModel(nn.Module):
         self.head: Any = split_single_logit(head)
         self.classes: list[str] = list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
-        config = timm.data.resolve_model_data_config(model)
-        self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
+        mean, std = find_statistics(model)
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
         self._check_head(path, fitted.get("target", {}))
         # Quantised weights cannot be tested, and those on the device "meta" have no values
         plain = {k: value for k, value in self.state_dict().items() if type(value) is Tensor and not value.is_meta}
@@ -120,46 +155,47 @@ class TargetModel(nn.Module):
         largest ones up to the size of its training that these patches cover.
 
         Raises:
-            InputError: if the images are not square, or do not consist of the model's patches.
+            InputError: if the images do not consist of the model's patches, or these are not square.
 
         >>> import timm
-        >>> TargetModel(timm.create_model("test_vit")).grid, TargetModel(timm.create_model("test_resnet")).grid.side
-        (PatchGrid(image_size=160, patch_size=16, differs=False), 10)
+        >>> TargetModel(timm.create_model("test_vit")).grid, TargetModel(timm.create_model("test_resnet")).grid.shape
+        (PatchGrid(image_size=160, patch_size=16, differs=False), (10, 10))
         """
         embed, config = getattr(self.backbone, "patch_embed", None), timm.data.resolve_model_data_config(self.backbone)
         height, width = getattr(embed, "img_size", None) or config["input_size"][1:]
-        if height != width:
-            raise InputError(
-                f"expected a model of square images, got one of {height} × {width} pixels: set"
-                f" ++target.model.img_size={min(height, width)}"
-            )
+        own = getattr(embed, "patch_size", None)
+        if self.patch_size and isinstance(own, tuple) and own[0] != own[1]:
+            raise InputError(f"expected a model of square patches, got {self.name} with {own[0]} × {own[1]} pixels")
         default: int = getattr(self.backbone, "default_patch_size", DEFAULT_PATCH)
         patch = self.patch_size or default
-        covered = height - height % patch
-        if covered != height and (self.patch_size or getattr(embed, "strict_img_size", False)):
+        covered = height - height % patch, width - width % patch
+        if covered != (height, width) and (self.patch_size or getattr(embed, "strict_img_size", False)):
             raise InputError(
                 f"expected a model whose images consist of patches of {patch} pixels, got images of {height} ×"
-                f" {height}: set ++target.model.img_size={covered}"
+                f" {width}: take image_size={covered}, or ++target.model.img_size={list(covered)} in a config"
             )
         return PatchGrid(covered, patch)
 
     @property
     def transform(self) -> ImageTransform:
         """How photos become the images that the model was trained to see."""
-        config = timm.data.resolve_model_data_config(self.backbone)
-        return ImageTransform(self.grid.size, config["interpolation"])
+        own: ImageTransform | None = self.backbone.pretrained_cfg.get("transform")  # of another library than timm
+        if own is not None:
+            return replace(own, size=self.grid.size)
+        return ImageTransform.from_timm(timm.data.resolve_model_data_config(self.backbone), self.grid.size)
 
     def check_grid(self, grid: PatchGrid) -> None:
         """Raise an InputError unless a grid has the image and patch size of this model, or allows others by `differs`.
 
         CNNs and Swin have feature maps of several sizes, so they accept patches of any size.
         """
-        embed, side = getattr(self.backbone, "patch_embed", None), grid.image_size
-        images = getattr(embed, "img_size", None) if getattr(embed, "strict_img_size", False) else None
-        if images is not None and images != (side, side):
+        embed, (height, width) = getattr(self.backbone, "patch_embed", None), grid.size
+        strict = getattr(embed, "strict_img_size", False) and getattr(embed, "img_size", None)
+        if strict and (own := PatchGrid(strict, 1)).size != grid.size:
             raise InputError(
-                f"expected a grid of images of {images[0]} × {images[1]} pixels, as {self.name} takes, got {side} ×"
-                f" {side}: set grid.image_size={images[0]}, or ++target.model.img_size={side}"
+                f"expected a grid of images of {own.size[0]} × {own.size[1]} pixels, as {self.name} takes, got"
+                f" {height} × {width}: set grid.image_size={own.image_size}, or"
+                f" ++target.model.img_size={grid.image_size}"
             )
         if self.patch_size not in (None, grid.patch_size) and not grid.differs:
             raise InputError(
@@ -167,6 +203,11 @@ class TargetModel(nn.Module):
                 f" set grid.patch_size={self.patch_size}, or ++grid.differs=true (PatchGrid(..., differs=True)) to"
                 " allow another"
             )
+
+    @property
+    def channels(self) -> int:
+        """C, the number of channels of an image."""
+        return len(self.mean)
 
     @property
     def num_classes(self) -> int:
@@ -212,7 +253,7 @@ class TargetModel(nn.Module):
         return self.backbone_identity() | self.head_identity()
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Normalise uint8 images (B, C, H, W) with the mean and std of the backbone's training: float32."""
+        """Normalise images (B, C, H, W), uint8 or uint16, with mean and std of the backbone's training: float32."""
         return (zero_to_one(images) - self.mean) / self.std
 
     def embed(self, normalised: Tensor) -> Tensor:
@@ -244,11 +285,12 @@ class TargetModel(nn.Module):
             The embeddings of the images (B, D) and of the patches (B, N', D), row by row.
 
         Raises:
-            InputError: if other layers embed the image: of a distilled DeiT, or after or in the pooling of a CNN.
+            InputError: if two parts embed the image, as in a distilled DeiT, or if layers after or in the pooling of a
+                CNN do.
         """
         features = self.backbone.forward_features(normalised)
         embeddings = self.pool(features)
-        if isinstance(self.backbone, VisionTransformer) and not self.distilled:
+        if isinstance(self.backbone, VisionTransformer) and self.embed_dim == self.backbone.embed_dim:
             patches = features[:, self.backbone.num_prefix_tokens :]
             if self.backbone.attn_pool is None:
                 return embeddings, self.backbone.fc_norm(patches)

@@ -5,7 +5,7 @@ images tell its logits, its last linear layer and its feature maps. That layer b
 logits the same; otherwise the embedding is the logits.
 """
 
-import copy
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError
-from explainers.models.mapping import Statistics, channels, check_image_size
-from explainers.models.model import TargetModel
+from explainers.images.transform import ImageTransform
+from explainers.masking import ImageSize, read_size
+from explainers.models.mapping import Statistics, channels
+from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names
+from explainers.models.wrappers import copy_module
 
 PATCH = 16
 """Largest side of a patch by default, in pixels."""
@@ -32,8 +35,8 @@ PLANAR = tuple(f"torch.nn.modules.{kind}" for kind in ("conv", "batchnorm", "poo
 class PlainBackbone(nn.Module):
     """A module of images with the part of timm's interface that a `TargetModel` and feature maps need.
 
-    It maps normalised images (B, 3, S, S) to embeddings (B, D), as `take_logits` finds them in its output. S is
-    `image_size`, D is `width`, and `probed` is what `probe` found about the module.
+    It maps normalised images (B, C, H, W) to embeddings (B, D), as `take_logits` finds them in its output. H and W are
+    `size`, D is `width`, and `probed` is what `probe` found about the module.
     """
 
     def __init__(
@@ -41,22 +44,24 @@ class PlainBackbone(nn.Module):
         model: nn.Module,
         mean: Sequence[float],
         std: Sequence[float],
-        image_size: int,
+        size: tuple[int, int],
         patch_size: int,
         width: int,
         probed: "Probed",
+        transform: ImageTransform | None = None,
     ) -> None:
         super().__init__()
-        size = image_size, image_size
         self.model = model
         self.head_hidden_size = width
         self.differentiable = probed.differentiable
         self.repeats_layers = probed.repeats
+        self.in_chans = len(mean)
         self.pretrained_cfg = {
             "architecture": type(model).__name__,
-            "input_size": (3, *size),
+            "input_size": (len(mean), *size),
             "mean": tuple(mean),
             "std": tuple(std),
+            "transform": transform or ImageTransform(size),
         }
         self.patch_embed = SimpleNamespace(img_size=size, strict_img_size=True)
         self.default_patch_size = patch_size
@@ -65,7 +70,7 @@ class PlainBackbone(nn.Module):
         ]
 
     def forward_features(self, normalised: Tensor) -> Tensor:
-        """Embed normalised images (B, 3, S, S) → (B, D)."""
+        """Embed normalised images (B, C, H, W) → (B, D)."""
         return take_logits(self.model(normalised.contiguous()), type(self.model).__name__)
 
     def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
@@ -91,20 +96,20 @@ class PlainBackbone(nn.Module):
         return self.forward_features(normalised)
 
 
-def default_patch_size(image_size: int) -> int:
-    """Return the largest side of a patch up to 16 pixels that cuts an image into at least 7 × 7 patches.
+def default_patch_size(size: tuple[int, int]) -> int:
+    """Return the largest side of a patch up to 16 pixels that cuts H × W pixels into 7 rows and columns or more.
 
     Raises:
         InputError: if only patches of one pixel divide the image.
 
-    >>> [default_patch_size(size) for size in (224, 96, 32, 28)]
-    [16, 12, 4, 4]
+    >>> [default_patch_size((size, 96)) for size in (224, 96, 32, 28)]
+    [8, 12, 4, 4]
     """
-    sides = [side for side in range(2, PATCH + 1) if image_size % side == 0 and image_size // side >= SIDE]
-    if not sides and image_size > SIDE * 2:
+    sides = [side for side in range(2, PATCH + 1) if math.gcd(*size) % side == 0 and min(size) // side >= SIDE]
+    if not sides and min(size) > SIDE * 2:
         raise InputError(
-            f"expected an image_size that patches of 2 to {PATCH} pixels divide, got {image_size}: give another that"
-            f" the model takes, such as {image_size - image_size % PATCH or PATCH}"
+            f"expected an image_size that patches of 2 to {PATCH} pixels divide, got {size[0]} × {size[1]}: give"
+            f" others that the model takes, such as {tuple(side - side % PATCH or PATCH for side in size)}"
         )
     return max(sides, default=1)
 
@@ -113,10 +118,11 @@ def plain_target(
     model: nn.Module,
     mean: Statistics = None,
     std: Statistics = None,
-    image_size: int | None = None,
+    image_size: ImageSize | None = None,
     classes: Sequence[str] = (),
+    transform: ImageTransform | None = None,
 ) -> TargetModel:
-    """Make a target of any module that maps normalised float images (B, 3, S, S) to logits (B, K).
+    """Make a target of any module that maps normalised float images (B, C, H, W) to logits (B, K).
 
     The module returns its logits as a tensor, as an output or a dictionary with `logits`, or as the first of a tuple.
     It is copied, and stays as it is. All masks and metrics work; gradients of pixels, where the logits have them; and
@@ -124,10 +130,12 @@ def plain_target(
 
     Args:
         model: the module.
-        mean: mean of the pixels of its training, from 0 to 1, one for all channels or one for each.
+        mean: mean of the pixels of its training, from 0 to 1, one for each channel; or one for all channels, whose
+            number is then that of the module's first convolution.
         std: their standard deviation, likewise.
-        image_size: S, the side of the images of its training, in pixels.
+        image_size: height and width of the images of its training in pixels, or one number for both.
         classes: names of the classes in the order of the logits; empty if they are not known.
+        transform: how photos become the images of its training; `None` crops their middle squares.
 
     Returns:
         The target, in eval mode, on the device of the module.
@@ -137,8 +145,8 @@ def plain_target(
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     >>> target = plain_target(net, mean=0.5, std=0.5, image_size=32)
-    >>> target(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape, target.embed_dim, target.grid.side
-    (torch.Size([2, 5]), 8, 8)
+    >>> target(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape, target.embed_dim, target.grid.shape
+    (torch.Size([2, 5]), 8, (8, 8))
     """
     if mean is None or std is None or image_size is None:
         stated = {"mean": mean, "std": std, "image_size": image_size}
@@ -148,39 +156,24 @@ def plain_target(
             f" {missing}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
             " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
         )
-    means, stds = channels("mean", mean, 3), channels("std", std, 3)
-    check_image_size(image_size)
-    patch_size = default_patch_size(image_size)
-    own = _copy(model).eval()
-    probed = probe(own, image_size)
-    head = _take_head(own, probed, image_size)
+    count = next((len(each) for each in (mean, std) if not isinstance(each, int | float)), count_channels(model))
+    means, stds = channels("mean", mean, count), channels("std", std, count)
+    size = read_size(image_size)
+    patch_size = default_patch_size(size)
+    own = copy_module(model).eval()
+    images = probe_images(own, (count, *size))
+    probed = probe(own, images)
+    head = _take_head(own, probed, images)
     width = getattr(head, "in_features", probed.logits.shape[1])
-    backbone = PlainBackbone(own, means, stds, image_size, patch_size, width, probed)
-    with torch.no_grad():  # as in `_copy`
+    backbone = PlainBackbone(own, means, stds, size, patch_size, width, probed, transform)
+    with torch.no_grad():  # as in `copy_module`
         target = TargetModel(backbone, head).eval()
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view
     target.classes = list_names(classes, target.num_classes) if classes else []
     return target.to(probed.logits.device)
 
 
-def _copy(model: nn.Module) -> nn.Module:
-    """Copy a module, without gradients."""
-    name = type(model).__name__
-    if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):
-        raise InputError(f"expected {name} with weights, got one on the meta device: load its weights first")
-    try:
-        with torch.no_grad():  # copies of scripted weights would have a graph to the original
-            own = copy.deepcopy(model)
-    except Exception as error:  # a module may hold anything: a lock, a file, a tensor with a graph
-        raise InputError(
-            f"expected a module that copy.deepcopy can copy, got {name}, which raises {type(error).__name__}: {error}:"
-            " keep what cannot be copied outside of the module"
-        ) from error
-    own.zero_grad(set_to_none=True)
-    return own
-
-
-def _take_head(model: nn.Module, probed: "Probed", image_size: int) -> nn.Module:
+def _take_head(model: nn.Module, probed: "Probed", images: Tensor) -> nn.Module:
     """Take the last linear layer off a module, which is changed in place, if the layer on what remains is the module.
 
     Returns:
@@ -193,7 +186,7 @@ def _take_head(model: nn.Module, probed: "Probed", image_size: int) -> nn.Module
         model.set_submodule(name, nn.Identity())
         try:
             with torch.no_grad():
-                embeddings = take_logits(model(probe_images(model, image_size)), type(model).__name__)
+                embeddings = take_logits(model(images), type(model).__name__)
                 if torch.allclose(head(embeddings), probed.logits, rtol=1e-4, atol=1e-5):
                     return head
         except Exception:  # it reads the layer's weights or attributes besides
@@ -212,7 +205,7 @@ class Probed:
     Attributes:
         calls: name of each layer → number of its calls.
         linears: name of each linear layer of vectors → its output.
-        maps: names and channels of the layers that output square feature maps, since the last tokens.
+        maps: names and channels of the layers that output feature maps, since the last tokens.
         repeats: whether an activation or a pooling is called several times in one pass, or may be.
         logits: of three images, (3, K).
         differentiable: False if the logits have no gradient at the images.
@@ -237,7 +230,7 @@ class Probed:
             self.linears[name] = output
         if output.dim() == 3 or output.dim() == 4 and type(layer) in (nn.Linear, nn.LayerNorm):
             self.maps.clear()  # tokens
-        if output.dim() == 4 and output.shape[2] == output.shape[3] > 1 and is_planar(layer):
+        if output.dim() == 4 and min(output.shape[2:]) > 1 and is_planar(layer):
             self.maps.append((name, output.shape[1]))
 
     def linear(self) -> str | None:
@@ -245,18 +238,18 @@ class Probed:
         return next((name for name, output in self.linears.items() if output is self.logits), None)
 
     def feature_map(self) -> tuple[str, int] | None:
-        """Return name and channels of the last square map of a layer that is called once, unless tokens follow it."""
+        """Return name and channels of the last map of a layer that is called once, unless tokens follow it."""
         return next(((name, channels) for name, channels in reversed(self.maps) if self.calls[name] == 1), None)
 
 
-def probe(model: nn.Module, image_size: int) -> Probed:
-    """Classify two random images and the mean image by a module in eval mode, and watch its layers.
+def probe(model: nn.Module, images: Tensor) -> Probed:
+    """Classify the `probe_images` by a module in eval mode, and watch its layers.
 
     Raises:
-        InputError: if the model is not a classifier of normalised float images (B, 3, image_size, image_size), or if
+        InputError: if the model is not a classifier of normalised float images (B, C, H, W) of this size, or if
             its logits are not finite, are probabilities, are random, or depend on the other images of a batch.
     """
-    name, images = type(model).__name__, probe_images(model, image_size).requires_grad_()
+    name, images = type(model).__name__, images.clone().requires_grad_()
     try:
         with torch.inference_mode(False), torch.enable_grad(), _record_layers(model) as probed:
             logits = probed.logits = take_logits(model(images), name)
@@ -267,9 +260,9 @@ def probe(model: nn.Module, image_size: int) -> Probed:
     except Exception as error:  # a bug of the model or an image that is not for it: only its author can say which
         reason = next(iter(str(error).strip().splitlines()), "no message").rstrip(".:")
         raise InputError(
-            f"expected a classifier of normalised float32 images of shape (B, 3, {image_size}, {image_size}), got"
-            f" {name}, which raises {type(error).__name__}: {reason}: give the image_size of its training, and a model"
-            " in float32 (model.float()) for 3 channels"
+            f"expected a classifier of normalised float32 images of shape (B, {', '.join(map(str, images.shape[1:]))}),"
+            f" got {name}, which raises {type(error).__name__}: {reason}: give the image_size of its training, a model"
+            " in float32 (model.float()), and mean and std as one number for each of its channels"
         ) from error
     _check_logits(logits.detach(), alone, name)
     try:
@@ -280,10 +273,10 @@ def probe(model: nn.Module, image_size: int) -> Probed:
     return probed
 
 
-def probe_images(model: nn.Module, image_size: int) -> Tensor:
-    """Return two random images and the mean image, (3, 3, image_size, image_size), on the device of a model."""
+def probe_images(model: nn.Module, shape: tuple[int, int, int]) -> Tensor:
+    """Return two random images and the mean image, each of a shape (C, H, W), on the device of a model."""
     weight = next(model.parameters(), torch.empty(0))
-    noise = torch.randn(2, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return torch.cat([noise, torch.zeros_like(noise[:1])]).to(weight.device)
 
 

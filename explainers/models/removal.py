@@ -1,8 +1,8 @@
 """Outputs of the target for images with hidden patches, for every kind of removal."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import isqrt
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from explainers.errors import InputError, checks_choices
-from explainers.masking import PatchGrid, Removal, apply_in_chunks, mask_pixels
+from explainers.masking import PatchGrid, Removal, apply_in_chunks, map_shape, mask_pixels
 from explainers.models.model import TargetModel
 
 
@@ -117,7 +117,7 @@ def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tens
         raise ValueError(f"expected the same number of visible patches in every image, got {sizes.tolist()}")
     if sizes[0] == 0 and not _pools_prefix(target.backbone):
         return target.embed(torch.zeros_like(normalised))
-    with _drop_hidden_tokens(target, keep):
+    with _drop_hidden_tokens(target, keep.unflatten(-1, map_shape(keep.shape[-1], normalised.shape[-2:]))):
         return target.embed(normalised)
 
 
@@ -153,12 +153,12 @@ def _drop_hidden_tokens(target: TargetModel, keep: Tensor) -> Iterator[None]:
 
 
 def _expand_to_tokens(target: TargetModel, keep: Tensor, tokens: int) -> Tensor:
-    """Convert masks of patches (b, N) to masks of the target's patch tokens, (b, tokens)."""
-    side, own = isqrt(keep.shape[-1]), isqrt(tokens)
-    if own**2 != tokens or own % side:
+    """Convert masks of patches (b, rows, columns) to masks of the target's patch tokens, (b, tokens)."""
+    rows, columns = keep.shape[1:]
+    finer = math.isqrt(tokens // (rows * columns))
+    if rows * columns * finer**2 != tokens:
         raise InputError(
             f"expected a grid whose patches consist of those of {target.name}, which has {tokens} patch tokens, got"
-            f" {side} × {side} patches: take the model's patch_size, or a multiple of it"
+            f" {rows} × {columns} patches: take the model's patch_size, or a multiple of it"
         )
-    visible = keep.unflatten(-1, (side, side))
-    return visible.repeat_interleave(own // side, -1).repeat_interleave(own // side, -2).flatten(1)
+    return keep.repeat_interleave(finer, -1).repeat_interleave(finer, -2).flatten(1)

@@ -35,7 +35,7 @@ class Chance(nn.Module):
         # The seed depends on the image only, so that the other images of the batch have no influence
         seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-        scores = [torch.rand(self.grid.side, self.grid.side, generator=generator) for generator in generators]
+        scores = [torch.rand(self.grid.shape, generator=generator) for generator in generators]
         return torch.stack(scores).to(images.device)
 
 

@@ -167,7 +167,7 @@ class ViTCX(SoftMaskMethod):
     @torch.no_grad()
     def masks(self, normalised: Tensor) -> list[ImageMasks]:
         """Compute the masks of each image, (B, C, H, W)."""
-        size, device = normalised.shape[-1], normalised.device
+        size, device = self.grid.size, normalised.device
         if self.random is not None:
             masks = RandomMasks(self.random, size=size, seed=self.seed, device=device)
             numbers, unknown = torch.arange(self.random, device=device), torch.tensor(torch.nan, device=device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import checks_choices
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.models.gradients import compute_gradient
 from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
@@ -49,15 +49,15 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
         return compute_gradient(embeddings, of_class, target, "its head")
 
 
-def sum_on_grid(scores: Tensor, side: int) -> Tensor:
-    """Resample scores (..., h, w) to (..., P, P): each score is split by area of overlap, so their sum stays the same.
+def sum_on_grid(scores: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Resample scores (..., h, w) to (..., rows, columns): each is split by area of overlap, so the sum stays the same.
 
-    >>> sum_on_grid(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), side=1).tolist()
+    >>> sum_on_grid(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), shape=(1, 1)).tolist()
     [[10.0]]
     """
-    if scores.shape[-2:] == (side, side):
+    if scores.shape[-2:] == shape:
         return scores
-    rows, columns = (_shares(size, side).to(scores) for size in scores.shape[-2:])
+    rows, columns = (_shares(old, new).to(scores) for old, new in zip(scores.shape[-2:], shape, strict=True))
     return rows @ scores @ columns.mT
 
 
@@ -134,7 +134,7 @@ class FunctionalMethod(nn.Module):
 
     def patches_on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores of the model's own patches, (B, V, N'), to the grid: (B, V, P, P)."""
-        return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
+        return sum_on_grid(scores.unflatten(-1, map_shape(scores.shape[-1], self.grid.shape)), self.grid.shape)
 
 
 class WhiteBox(FunctionalMethod):
@@ -190,7 +190,7 @@ class WhiteBox(FunctionalMethod):
         """Bring scores of tokens (B, V, T), or of feature maps (B, V, h, w), to the grid: (B, V, P, P)."""
         if scores.dim() == 3:
             return self.patches_on_grid(scores[..., num_prefix_tokens(self.target) :])
-        return sum_on_grid(scores, self.grid.side)
+        return sum_on_grid(scores, self.grid.shape)
 
     def readout(self, num_tokens: int) -> Tensor:
         """Return the weight of each output token in the embedding, (T,); see `blocks.readout`."""

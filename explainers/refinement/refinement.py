@@ -157,7 +157,7 @@ class Refinement:
             ranked = start if self.fit == "ranking" else 0  # other draws do not read the scores
             scores = self._attribute(self.functionals, self._heatmaps, ranked)[0][:, 0]
             first, last = len(self.pairs), min(end, wanted)
-            self.pairs.add(draw_coalitions(self.fit, first, last, scores, self.noise, self.seed))
+            self.pairs.add(draw_coalitions(self.fit, first, last, scores, self.grid.shape, self.noise, self.seed))
         return self
 
     def until(self, tolerance: float, passes: int) -> Self:
@@ -214,7 +214,7 @@ class Refinement:
     def _read(self, functionals: Tensor, priors: Tensor, several: bool) -> Estimate:
         """Attribute functionals (B, V, D), whose prior heatmaps are (B, V, N), to patches on the grid."""
         parts = self._attribute(functionals, priors, len(self.pairs))
-        on_grid = [each.to(self.prior.embeddings).unflatten(-1, (self.grid.side, -1)) for each in parts]
+        on_grid = [each.to(self.prior.embeddings).unflatten(-1, self.grid.shape) for each in parts]
         return Estimate(*(on_grid if several else [each[:, 0] for each in on_grid]))
 
     def _attribute(self, functionals: Tensor, priors: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -119,4 +119,4 @@ class Shapley(NetworkExplainer):
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         phi = predicted.mT if classes is None else predicted[torch.arange(len(predicted)), :, classes]
-        return phi.unflatten(-1, (self.grid.side, -1))
+        return phi.unflatten(-1, self.grid.shape)

@@ -5,7 +5,6 @@ relative positions), DeiT, BEiT, EVA and DINOv3, and Swin wherever global attent
 """
 
 from collections.abc import Sequence
-from math import isqrt
 from typing import Any, Literal
 
 import torch
@@ -18,6 +17,7 @@ from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTran
 from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel, checks_choices
+from explainers.masking import map_shape
 from explainers.models import TargetModel
 from explainers.models.gradients import BY_MASKS
 
@@ -211,4 +211,4 @@ def attention_features(target: TargetModel, normalised: Tensor, block: int, kind
     if outputs[0].dim() == 4:
         return outputs[0]
     tokens = outputs[0][:, target.backbone.num_prefix_tokens :]
-    return tokens.unflatten(1, (isqrt(tokens.shape[1]), -1))
+    return tokens.unflatten(1, map_shape(tokens.shape[1], normalised.shape[-2:]))

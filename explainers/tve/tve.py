@@ -291,7 +291,7 @@ class TVE(NetworkExplainer):
 
     def _transfer(self, head: Callable[[Tensor], Tensor], meta: Tensor, classes: Tensor | None) -> Tensor:
         """Meta-attributions (B, N, 2, D) → heatmaps of `classes` (B,): (B, P, P); or of every class: (B, K, P, P)."""
-        heatmaps = transfer(head, meta, self.h_weight, self.score, classes).unflatten(-1, (self.grid.side, -1))
+        heatmaps = transfer(head, meta, self.h_weight, self.score, classes).unflatten(-1, self.grid.shape)
         if self.pooling > 1:
             heatmaps = F.avg_pool2d(heatmaps, self.pooling, 1, self.pooling // 2, count_include_pad=False)
         return heatmaps

@@ -261,7 +261,7 @@ class SelfExplaining(TrainingModule):
         logits, attributions = self.predict_and_explain(images)
         classes = validate_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
         logits_to_score = score_functionals(torch.eye(logits.shape[-1]).to(logits), logits, self.temperature, classes)
-        return (attributions @ logits_to_score[..., None]).view(-1, self.grid.side, self.grid.side)
+        return (attributions @ logits_to_score[..., None]).view(-1, *self.grid.shape)
 
     def logits(self, images: Tensor) -> Tensor:
         """Classify uint8 images (B, C, H, W) → logits (B, K)."""

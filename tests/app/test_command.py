@@ -88,6 +88,9 @@ def test_an_image_gives_a_line_and_a_picture(run, folder, weights):
     assert Image.open(folder / "explained/cat_GAE.png").width >= 160
     assert run("explain", "cat.jpg", "--method", "Chance", "--output", "map.jpg")[0] == 0
     assert Image.open(folder / "map.jpg").format == "JPEG"
+    assert run("explain", "cat.jpg", "--method", "GAE", "--patches", "--output", "sharp.png")[0] == 0
+    smooth, sharp = (Image.open(folder / name) for name in ("explained/cat_GAE.png", "sharp.png"))
+    assert smooth.size == sharp.size and smooth.tobytes() != sharp.tobytes()
 
 
 def test_programs_read_objects_heatmaps_and_a_manifest(run, folder, weights):
@@ -102,7 +105,7 @@ def test_programs_read_objects_heatmaps_and_a_manifest(run, folder, weights):
         heatmap = np.load(each["heatmap"])
         assert list(heatmap.shape) == each["shape"] == [10, 10] and Image.open(each["picture"]).width >= 160
         (expected,) = session.explain("cat.jpg", each["class"]["index"])
-        assert each["class"]["name"] == f"number {each['class']['index']}" and each["box"] == [10, 0, 50, 40]
+        assert each["class"]["name"] == f"number {each['class']['index']}" and each["box"] == list(expected.box)
         assert each["class"]["score"] == pytest.approx(expected.explained.score, rel=1e-4)
         if each["method"] == "GAE":
             np.testing.assert_allclose(heatmap, expected.heatmap.numpy(), rtol=1e-4, atol=1e-6)
@@ -162,13 +165,27 @@ def text_head(monkeypatch):
     monkeypatch.setattr(session, "find_text_head", lambda target, _=None: head)
 
 
+@pytest.mark.situation(26)
+def test_twelve_bits_need_the_value_of_white(run, folder):
+    Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save("xray.png")
+    status, _, errors = run("explain", "xray.png", "--method", "Chance")
+    assert status == 1 and "explain it with white=4095" in errors[0]
+    for white in ("4095", "0,4095"):
+        assert run("explain", "xray.png", "--method", "Chance", "--white", white)[0] == 0
+    status, _, errors = run("explain", "xray.png", "--method", "Chance", "--white", "1,2,3")
+    assert status == 2 and "expected one value, or two, got 1,2,3" in errors[0]
+    status, _, errors = run("explain", "cat.jpg", "--method", "Chance", "--bands", "2,1,0")
+    assert status == 1 and errors == ["explainers: bands=(2, 1, 0): the model has 3 channels: leave it out"]
+
+
 def test_texts_in_files_named_after_them(run, folder, text_head):
     words = ["--text", "a cat", "a/dog", "--against", "a bird", "--method", "GAE"]
     status, lines, errors = run("explain", "cat.jpg", "photos", *words)
     assert errors == []
     assert status == 0 and len(lines) == 7
     assert re.fullmatch(
-        r"cat.jpg: a cat -?0\.\d\d against a bird by GAE -> explained/cat_GAE_a_cat.png \(similarity: .*\)", lines[0]
+        r"cat.jpg: a cat -?0\.\d\d rather than a bird by GAE -> explained/cat_GAE_a_cat.png \(similarity: .*\)",
+        lines[0],
     )
     assert lines[1].startswith("cat.jpg: a/dog ") and sorted(re.findall(r"a cat|a/dog", lines[1]))[:1] == ["a cat"]
     assert written(folder / "explained")[0] == "cat_GAE_a_cat.png" and len(written(folder / "explained")) == 6
@@ -350,7 +367,7 @@ BAD = {
     "explain cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),
     "explain cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
     "explain cat.jpg --similar-to photos": (1, "expected one image as --similar-to, got several"),
-    "explain cat.jpg --against cat": (1, "expected --text or --similar-to beside --against, got --against alone"),
+    "explain cat.jpg --against cta": (1, "expected --against among the "),
     "nearest cat.jpg photos --method GAE,CAT": (1, "expected one method in --method, got GAE, CAT: leave out all but"),
     "benchmark cat.jpg --output photos": (1, "expected a file for the numbers, got the folder photos: name a file"),
     "explain cat.jpg --model vit_tiny_patch16_24": (1, "did you mean vit_tiny_patch16_224"),
@@ -438,5 +455,6 @@ def test_benchmark_prints_a_table_and_writes_all_numbers(run, folder):
     content = json.loads((folder / "a/b.json").read_text())
     assert list(content["results"]) == ["Chance", "DecompX-SkipPLUS", "GAE"] and len(content["images"]) == 3
     assert content["identity"]["backbone_sha256"] and content["packages"]["torch"]
+    assert content["transform"]["resize"] == "center" and content["transform"]["crop_pct"] < 1
     assert content["results"]["GAE"]["forward_passes"] == 1 and content["differences"]["fidelity_plus"]
     assert any("minus DecompX-SkipPLUS" in line for line in lines)

@@ -81,8 +81,8 @@ def test_pictures_show_both_images_and_the_ties(target, anyhead, tmp_path):
     assert picture.width > 2 * 448 > picture.height > 448
     without = comparison.picture(ties=0)
     assert without.size == picture.size and not np.array_equal(without, picture)
-    smaller = comparison.picture(size=200, legend=False, smooth=True)
-    assert smaller.width == 2 * 200 + 25 + 12 and smaller.height < 250
+    smaller = comparison.picture(size=200, smooth=False)
+    assert smaller.width == 2 * 200 + 25 + 2 * (425 // 48) and smaller.height < 300
     assert np.array_equal(Image.open(comparison.save(tmp_path / "new" / "a.png")), picture)
     assert "similarity" in comparison._repr_html_()
     with pytest.raises(InputError, match="^expected another file than the image itself, got cat.png: rename it$"):
@@ -172,7 +172,7 @@ def test_likeness_is_relative_to_what_other_images_have_in_common(target, anyhea
 def test_in_many_images_the_nearest_is_relative_to_their_mean(target, anyhead):
     many = np.random.default_rng(5).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
     (found,) = explainers.nearest(PIXELS[0], many, target, k=1, method=anyhead)
-    pixels = torch.from_numpy(many).permute(0, 3, 1, 2)
+    pixels = torch.stack([target.transform(Image.fromarray(each)) for each in many])
     centre = target.embed(target.normalise(pixels)).mean(0)
     expected = likeness(anyhead, found.image[None].expand(20, -1, -1, -1), pixels, centre)
     assert found.similarity == pytest.approx(expected.similarity.max().item(), abs=1e-4)

@@ -18,7 +18,8 @@ from explainers.app import choosing
 from explainers.app.choosing import choose_batch_size
 from explainers.app.session import Session
 from explainers.errors import InputError
-from explainers.models import TargetModel
+from explainers.masking import mask_pixels
+from explainers.models import TargetModel, as_target
 from explainers.models.names import class_names
 from explainers.models.plain import plain_target
 from explainers.report.overlays import draw_annotated
@@ -76,7 +77,7 @@ def planted(row, column, side=4, size=16):
 def test_the_heatmap_peaks_where_the_model_looks_after_resizing_cropping_and_turning(tmp_path, turned):
     """The middle 128 × 128 of a landscape of 256 × 128 pixels is seen at half the size: patches have 32 pixels."""
     target = planted(row=1, column=3)
-    side = target.grid.side
+    side = target.grid.shape[0]
     pixels = np.full((128, 256, 3), 60, np.uint8)
     pixels[32:64, 64 + 96 : 64 + 128] = (250, 10, 10)
     exif = Image.Exif()
@@ -209,6 +210,19 @@ def test_large_images_are_explained_one_by_one_by_methods_that_keep_attention_ma
         assert choose_batch_size(posthoc.build(method, target, target.grid), target) == expected
 
 
+@pytest.mark.situation(12)
+@pytest.mark.parametrize(("image_size", "shape"), [(48, (6, 6)), ((24, 40), (3, 5))])
+def test_more_pixels_give_more_patches_of_the_same_photo(image_size, shape):
+    model = timm_model()
+    before = state(model)
+    found = explainers.explain(IMAGE, model, method="GAE", classes=1, image_size=image_size)
+    assert found.heatmap.shape == shape and found.image.shape[1:] == tuple(8 * side for side in shape)
+    assert equal(state(model), before)
+    target = as_target(model, image_size=image_size)
+    expected = posthoc.build("GAE", target, target.grid)(found.image[None], torch.tensor([1]))[0]
+    torch.testing.assert_close(found.heatmap, expected)
+
+
 def test_a_function_explains_as_many_images_at_once_as_it_is_told(target):
     sizes = []
 
@@ -229,8 +243,8 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
     IMAGE.save(photo)
     explanation = explainers.explain(photo, target, method="Chance", top=3)
     explained = explanation.explained
-    title = f"{explained.name} {explained.score:.2f}"
-    expected = draw_annotated(explanation.image, explanation.heatmap, title, method="Chance", signed=False)
+    words = explanation.title, explained.name, "Chance"
+    expected = draw_annotated(IMAGE.convert("RGB"), explanation.heatmap, *words, explanation.box, signed=False)
     assert np.array_equal(explanation.picture(), expected)
     path = explanation.save(tmp_path / "new" / "a.png", size=320)
     assert np.array_equal(Image.open(path), explanation.picture(size=320))
@@ -262,7 +276,10 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
         ({"method": "runs/gone"}, "^expected the folder of a run, .* got runs/gone: there is no such folder"),
         ({"method": "tve"}, r"^expected a backbone for which tve is shipped \(none\), got "),
         ({"method": 3}, "^expected method auto, a name, a folder or an explainer, got 3$"),
-        ({"method": lambda images, classes: images}, r"^expected heatmaps \(B, P, P\) of 1 images from <lambda>, got"),
+        (
+            {"method": lambda images, classes: images},
+            r"^expected heatmaps \(B, rows, columns\) of 1 images from <l",
+        ),
         ({"device": "gpu"}, "^expected a device such as cpu or cuda, got gpu: "),
         ({"model": "vit_tinny"}, "got vit_tinny: did you mean "),
     ],
@@ -305,11 +322,6 @@ def test_the_session_knows_the_names_of_the_classes(target):
     assert [own.class_index(each) for each in ("Tabby", "polar_bear", "polar bear", 3)] == [0, 1, 1, 3]
     with pytest.raises(InputError, match="got crane: did you mean crane: "):
         own.class_index("crane")
-
-
-def test_a_model_of_grey_images_is_refused():
-    with pytest.raises(InputError, match="^expected a model of images of 3 channels, got .* of 1$"):
-        Session(timm_model(in_chans=1), "Chance")
 
 
 @pytest.mark.parametrize("broken", ["weights", "method"])
@@ -363,3 +375,54 @@ def test_a_loaded_explainer_leaves_the_model_as_it_is(target, anyhead):
     loaded = explainers.load(folder, target=target)
     assert target.training and all(weight.requires_grad for weight in target.parameters())
     assert not loaded.target.training and torch.equal(loaded(SQUARE), anyhead(SQUARE))
+
+
+@pytest.mark.parametrize("others", [[4], [4, 2]])
+def test_a_class_is_told_apart_from_others_by_the_difference_of_their_rows(target, anyhead, passes, others):
+    weight, (vectors, _) = target.head.weight.double(), anyhead.decompose(SQUARE)
+    passes.clear()
+    found = explainers.explain(IMAGE, target, method=anyhead, classes=1, against=others)
+    expected = torch.zeros(found.heatmap.shape, dtype=torch.float64)
+    for patch, vector in enumerate(vectors[0].double()):
+        against = sum(weight[other] @ vector for other in others) / len(others)
+        expected[divmod(patch, expected.shape[1])] = weight[1] @ vector - against
+    torch.testing.assert_close(found.heatmap.double(), expected, rtol=1e-4, atol=1e-5)
+    counted = len(passes)
+    other_way = found.of(others[0], against=1)
+    assert len(passes) == counted and len(found.of(0).against) == len(others)
+    if len(others) == 1:
+        torch.testing.assert_close(other_way.heatmap, -found.heatmap)
+        assert found.title == f"{found.explained.name} {found.explained.score:.2f} rather than {found.names[others[0]]}"
+
+
+def test_without_a_class_the_most_probable_other_one_is_explained(target):
+    best, second = explainers.explain(IMAGE, target, method="GAE").classes[:2]
+    found = explainers.explain(IMAGE, target, method="GAE", against=best.name)
+    assert found.explained == second
+    functionals = target.head.weight[second.index] - target.head.weight[best.index]
+    expected = posthoc.GAE(target, target.grid).explain(SQUARE, functionals[None])[0]
+    torch.testing.assert_close(found.heatmap, expected)
+
+
+def test_masks_explain_the_difference_of_two_scores(target):
+    found = explainers.explain(IMAGE, target, method="Occlusion", classes=1, against=4).heatmap
+    normalised, grid = target.normalise(SQUARE), target.grid
+    whole = target.probabilities(normalised)[0]
+    for patch in (0, grid.num_patches - 1):
+        keep = torch.ones(1, grid.num_patches, dtype=torch.bool)
+        keep[0, patch] = False
+        hidden = target.probabilities(mask_pixels(normalised, keep, grid))[0]
+        torch.testing.assert_close(found.flatten()[patch], (whole[1] - whole[4]) - (hidden[1] - hidden[4]))
+
+
+@pytest.mark.parametrize(
+    ("classes", "against", "message"),
+    [
+        (1, 1, "^against='.*': expected another class than the explained one"),
+        (None, [0, 1, 2, 3, 4], "^against= names all 5 classes"),
+        (1, "no such", "^expected classes among the 5"),
+    ],
+)
+def test_a_class_is_told_apart_from_other_classes(target, classes, against, message):
+    with pytest.raises(InputError, match=message):
+        explainers.explain(IMAGE, target, method="GAE", classes=classes, against=against)

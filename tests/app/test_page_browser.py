@@ -11,6 +11,7 @@ from PIL import Image
 
 pytest.importorskip("gradio")
 pytest.importorskip("selenium")
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
@@ -78,8 +79,9 @@ class Page:
     def hidden(self, canvas=0):
         """The number of grey patches in a tested picture: those with the mean colour of the toy's normalisation."""
         script = """
-            const canvas = document.querySelectorAll(".tests canvas")[arguments[0]], step = canvas.width / 4;
-            const at = (i) => [((i % 4) + 0.5) * step, (Math.floor(i / 4) + 0.5) * step, 1, 1];
+            const canvas = document.querySelectorAll(".tests canvas")[arguments[0]], step = canvas.height / 4;
+            const left = (canvas.width - canvas.height) / 2; // the model sees the square in the middle
+            const at = (i) => [left + ((i % 4) + 0.5) * step, (Math.floor(i / 4) + 0.5) * step, 1, 1];
             const colour = (i) => canvas.getContext("2d").getImageData(...at(i)).data.slice(0, 3).join();
             return [...Array(16).keys()].filter((i) => colour(i) === "128,128,128").length;"""
         return self.driver.execute_script(script, canvas)
@@ -124,7 +126,11 @@ def test_clicks_search_and_comparison(page):
     page.until(lambda: page.explained() == [f"GAE {wanted}"])
     methods.send_keys("decompx", Keys.ENTER)
     page.until(lambda: page.explained() == [f"GAE {wanted}", f"DecompX {wanted}"])
-    assert page.texts(".maps .legend") == ["", "less\nmore important", "opposes\n0\nsupports"]
+    assert page.texts(".maps .legend") == [
+        "grey: not seen by the model",
+        "less important for it\nmore important",
+        "speaks against it\nno effect\nspeaks for it",
+    ]
     page.until(lambda: len(page.all(".curve polyline")) == 3)
     assert [text.split("\n")[0] for text in page.texts(".tests figcaption")] == ["chance", "GAE", "DecompX"]
 
@@ -143,6 +149,10 @@ def test_hiding_by_slider_and_by_hand(page):
     page.until(lambda: page.hidden() in (painted - 1, painted + 1))
     page.one(".clear").click()
     page.until(lambda: page.hidden() == 0)
+    canvas = page.one(".tests canvas")
+    outside = ActionChains(page.driver).move_to_element_with_offset(canvas, 8 - canvas.rect["width"] // 2, 0)
+    outside.click().move_to_element(canvas).click().perform()
+    page.until(lambda: page.hidden() == 1)  # what the model does not see has no patches
 
 
 def test_a_name_that_is_typed_is_the_one_that_is_chosen(page):

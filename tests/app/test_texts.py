@@ -92,11 +92,11 @@ def test_any_further_text_takes_a_pass_unless_the_explainer_has_vectors(target, 
 def test_titles_pictures_and_notebooks_name_the_text(target, head, tmp_path):
     explanation = explainers.explain(IMAGE, target, method="GAE", text="a cat", against=["a dog"], text_head=head)
     score = explanation.explained.score
-    assert repr(explanation) == f"Explanation of image 0: a cat {score:.2f} against a dog, by GAE"
+    assert repr(explanation) == f"Explanation of image 0: a cat {score:.2f} rather than a dog, by GAE"
     assert "<th>text</th><th>similarity</th>" in explanation._repr_html_()
     assert Image.open(explanation.save(tmp_path / "a.png")).width > 400
     several = explainers.explain(IMAGE, target, method="GAE", text="a cat", against=["b", "c"], text_head=head)
-    assert several.title.endswith(" against 2 texts")
+    assert several.title.endswith(" rather than 2 other texts")
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_the_head_of_the_caller_stays_where_it_was(target, head):
     [
         ({"text": ""}, "^expected texts that are not empty, such as 'a photo of a cat', got ''$"),
         ({"against": "a cat"}, "^expected other texts to compare each text with, got the same text alone$"),
-        ({"text": None, "against": "a dog", "text_head": None}, "^against= needs text=$"),
+        ({"text": None, "against": "a dog", "text_head": None}, "^expected classes among the "),
         ({"classes": 1}, "^classes= and text= exclude each other: leave out one of them$"),
         ({"method": "RISE"}, "^expected an explainer of any functional .* got RISE, .* take AnyHead, or a method"),
         ({"text_head": None}, "^expected an image tower of CLIP or SigLIP for texts, got vit_tiny_patch16_224: "),

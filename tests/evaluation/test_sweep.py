@@ -57,9 +57,9 @@ def test_pixels_between_equal_patches_leave_in_random_order(make_target, monkeyp
     random = importance_order(torch.zeros(4, size * size), index)
     assert torch.equal(orders[0][:2], random[:2])
     between = size // side // 2 * 2  # pixels between the middles of two patches
-    assert [len(bilinear(each[None], size).unique()) for each in (half, half.mT)] == [between + 2] * 2
+    assert [len(bilinear(each[None], (size, size)).unique()) for each in (half, half.mT)] == [between + 2] * 2
     large = F.interpolate(heatmaps[:, None], (size, size), mode="bilinear", align_corners=False)[:, 0]
-    torch.testing.assert_close(bilinear(heatmaps, size), large)
+    torch.testing.assert_close(bilinear(heatmaps, (size, size)), large)
 
 
 @torch.no_grad()

@@ -5,10 +5,9 @@ from functools import partial
 import pytest
 import timm
 import torch
-from library_models import BLOCKS, HUGGING_FACE, NAMES, SIZE, TORCHVISION, TWO_TOWERS, Original, converted
+from library_models import HUGGING_FACE, NAMES, SIZE, TORCHVISION, TWO_TOWERS, Original, converted
 from torch import nn
 from torchvision.models import ResNet18_Weights, mobilenet_v3_small
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2ForImageClassification
 from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
 from transformers.models.timm_wrapper.modeling_timm_wrapper import TimmWrapperForImageClassification
 from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification
@@ -23,7 +22,8 @@ from explainers.models.heads import NoHead
 from explainers.models.torchvision_models import find_inputs
 from explainers.posthoc.soft_masks import patch_means
 
-TRANSFORMERS = [name for name in NAMES if "ResNe" not in name and "ConvNeXt" not in name and "Swin" not in name]
+STAGES = ("ResNe", "ConvNeXt", "Swin", "Hiera")
+TRANSFORMERS = [name for name in NAMES if not any(kind in name for kind in STAGES)]
 
 
 def outputs_of(target, images):
@@ -112,10 +112,11 @@ def test_classes_have_the_names_of_the_model():
 
 def test_weights_of_torchvision_state_normalisation_size_and_classes():
     model = converted("torchvision ResNet")[0].model
-    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(0.5, None, ())
-    assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.image_size == 224
+    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(0.5, None, (), 3)
+    assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.size == (224, 224)
     origin = "mean as given, else those of ResNet18_Weight"
-    assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225 ({origin}")
+    photos = "photos cropped to 224 x 224, the middle 88 % (bilinear)"
+    assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225, {photos} ({origin}")
     with pytest.raises(InputError, match=r"^expected weights as torchvision names them.*got 'weights.pth': load"):
         as_target(model, "weights.pth")
 
@@ -127,13 +128,12 @@ def test_one_line_says_what_became_of_a_model(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("CLIPVisionModel is computed in timm's architecture, with outputs that ")
-    assert lines[0].endswith("std 0.269 0.261 0.276 (those of the usual image processor of clip)")
+    assert lines[0].endswith("0.276, photos cropped to 32 x 32 (bicubic) (those of the usual image processor of clip)")
 
 
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: Dinov2ForImageClassification(Dinov2Config(**BLOCKS, num_labels=5)), "its head reads the class token"),
         (lambda: HUGGING_FACE["BEiT"][0](), "its weights are not those of timm's beit_base_patch16_224 (size mismatch"),
         (lambda: mobilenet_v3_small(num_classes=5), "only VisionTransformer, SwinTransformer, ResNet, ConvNeXt of"),
         (lambda: resnet18_without_padding(), "the outputs of timm's resnet50 with its weights differ by 0."),
@@ -181,13 +181,25 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
         (len, {}, "expected a model, or the name of a timm model, got builtin_function_or_method: give a torch"),
         ("test_vit", {"weights": None, "mean": 127}, "expected mean of pixels from 0 to 1, 3 numbers from 0 to 1, got"),
         ("vit", {"std": 0}, "expected std of pixels from 0 to 1, 3 numbers above 0, got 0: give, for example, std=0.5"),
-        ("vit", {"image_size": 40}, "expected image_size=32, as this VisionTransformer takes, got 40: drop image_size"),
-        ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30: expected"),
-        ("timm", {"image_size": "48"}, "expected image_size as a number of pixels, such as 224, got '48'"),
+        (
+            "vit",
+            {"image_size": 40},
+            "expected image_size=32, as this VisionTransformer takes, got another: drop image_size",
+        ),
+        ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30 × 30: expected"),
+        (
+            "timm",
+            {"image_size": "48"},
+            "expected image_size in pixels, such as 224, or (224, 448) for height and width, got '48'",
+        ),
         ("timm", {"weights": "a.pth"}, "expected weights for the name of a timm model, got a module: load its"),
         ("clip", {}, "expected a model of images, got CLIPModel, which embeds texts too: give model.vision_model"),
         ("CLIP", {"image_size": 48}, "expected a model of images of 48 × 48 pixels, got CLIPForImageClassification,"),
-        ("target", {"mean": 0.5}, "expected a TargetModel alone, which has its own settings, got further arguments"),
+        (
+            "target",
+            {"mean": 0.5},
+            "expected a TargetModel, which has its own settings, and image_size alone, got further arguments",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(model, arguments, message, make_model, target):

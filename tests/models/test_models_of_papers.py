@@ -30,9 +30,9 @@ def test_a_model_is_explained_and_measured(name, tmp_path):
     size = [f"++target.model.{key}={value}" for key, value in (SIZE | {"img_size": MODELS[name]}).items()]
     cfg = composed(f"target={name}", "target.model.pretrained=false", *size, folder=tmp_path, config="eval")
     target, grid = wake(instantiate(cfg.target)).eval(), instantiate(cfg.grid)
-    assert grid == target.grid and grid.side == 4
+    assert grid == target.grid and grid.shape == (4, 4)
     methods = posthoc.build_all(["DecompX-SkipPLUS", "GAE"], target, grid)
-    images = torch.randint(0, 256, (2, 3, grid.image_size, grid.image_size), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 3, *grid.size), dtype=torch.uint8)
     evaluation = Evaluation(grid, levels=3, removals=["zero", "drop"])(target, methods)
     batch = {"image": images, "label": torch.tensor([0, 4]), "index": torch.arange(2)}
     measured = evaluation.test_step(batch, 0)

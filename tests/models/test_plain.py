@@ -240,7 +240,7 @@ STATED_WRONGLY = [
     ({"image_size": 28}, r"expected a classifier of .* \(B, 3, 28, 28\), got Net, which raises Run"),
     ({"mean": None}, "expected mean, std and image_size .* Net was trained, got no mean: give"),
     (dict.fromkeys(STATED), "got no mean and no std and no image_size: give as_target.model, mean="),
-    ({"image_size": 227}, "expected an image_size that patches of 2 to 16 pixels divide, got 227"),
+    ({"image_size": 227}, "expected an image_size that patches of 2 to 16 pixels divide, got 227 × 227"),
 ]
 
 

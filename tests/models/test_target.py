@@ -12,9 +12,10 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid
-from explainers.models import TargetModel
+from explainers.models import TargetModel, as_target
 from explainers.models.heads import load_head, save_head
 from explainers.models.names import match_classes
+from explainers.models.plain import plain_target
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
 from explainers.training.sources import Features
@@ -315,6 +316,50 @@ def test_modules_that_train_a_model_train_a_copy(build, target, grid):
         for weight in module.parameters():
             weight.zero_()
     assert_untouched(target, before)
+
+
+@pytest.mark.situation(12)
+@pytest.mark.parametrize(
+    ("name", "arguments", "size", "shape"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": (24, 40)}, (24, 40), (3, 5)),
+        ("swin_tiny_patch4_window7_224", SWIN | {"img_size": (32, 64)}, (32, 64), (2, 4)),
+        ("test_resnet", {}, (96, 64), (6, 4)),  # its config says 100 × 70 pixels, of which patches cover these
+    ],
+)
+def test_the_grid_of_a_model_that_is_not_square(make_model, name, arguments, size, shape):
+    model = make_model(name, **arguments)
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 100, 70)}
+    target = TargetModel(model)
+    assert (target.grid.size, target.grid.shape, target.transform.size) == (size, shape, size)
+    assert target(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape == (1, 5)
+
+
+@pytest.mark.situation(12)
+def test_what_has_no_grid_of_square_patches_is_refused_with_a_way_out(make_model):
+    with pytest.raises(InputError, match=r"^expected a model of square patches, got .* with 8 × 4 pixels"):
+        repr(TargetModel(make_model(img_size=(24, 40), patch_size=(8, 4))).grid)
+    model = make_model()
+    model.patch_embed.img_size = 32, 44
+    with pytest.raises(InputError, match=r"got images of 32 × 44: take image_size=\(32, 40\), or \+\+target"):
+        repr(TargetModel(model).grid)
+
+
+@pytest.mark.situation(12)
+def test_a_copy_of_a_target_takes_another_size_as_timm_interpolates_its_positions(make_model):
+    target, by_hand = TargetModel(make_model()), make_model()
+    images = torch.randint(0, 256, (2, 3, 24, 40), dtype=torch.uint8)
+    by_hand.set_input_size((24, 40))
+    resized = as_target(target, image_size=(24, 40))
+    assert torch.equal(resized(images), by_hand(target.normalise(images)))
+    assert (resized.grid.shape, target.grid.shape) == ((3, 5), (4, 4))
+    layers = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    net = plain_target(nn.Sequential(*layers), 0.5, 0.5, (16, 24))
+    assert net.grid.shape == (8, 12)
+    with pytest.raises(
+        InputError, match="^expected image_size that Sequential can take, got 32 × 32: it takes 16 × 24"
+    ):
+        as_target(net, image_size=32)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "test_resnet", "swin_tiny_patch4_window7_224"])
