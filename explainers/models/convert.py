@@ -74,7 +74,7 @@ def as_target(
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
     if is_of_timm(model):
         return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
-    return _search(model, Inputs(image_size, mean, std, "as given", classes))
+    return _search(model, Inputs(image_size, None, None, "as given").override(mean, std, classes))
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:

@@ -71,7 +71,8 @@ def read_inputs(part: Any, image_size: int | None = None) -> Inputs:
         inputs: Inputs = library.find_inputs(part, None, image_size)
         return inputs
     config = timm.data.resolve_model_data_config(part)
-    return Inputs(image_size or config["input_size"][-1], config["mean"], config["std"], "those of its config")
+    own = getattr(getattr(part, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    return Inputs(image_size or own[0], config["mean"], config["std"], "those of its config")
 
 
 def take_apart(
