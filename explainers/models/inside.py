@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+import explainers.models.dinov2_hub as dinov2_hub
 import explainers.models.huggingface as huggingface
 import explainers.models.torchvision_models as torchvision_models
 from explainers.errors import InputError
@@ -31,7 +33,11 @@ from explainers.models.plain import take_logits
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 
-LIBRARIES: dict[str, ModuleType] = {"torchvision": torchvision_models, "transformers": huggingface}
+LIBRARIES: dict[str, ModuleType] = {
+    "dinov2": dinov2_hub,
+    "torchvision": torchvision_models,
+    "transformers": huggingface,
+}
 """Name of a library → module that tells which images a model of it takes, and plans its conversion."""
 
 CHUNK = 64
@@ -134,7 +140,7 @@ def _embed_like(part: Any, image_size: int | None) -> TargetModel:
 
 def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[str, Any], Tensor]:
     """Run a module on images: what its backbone sees, what the methods of the backbone return, and the logits."""
-    name = "forward" if find_library(part) is not None else "forward_features"
+    name = "forward_features" if hasattr(part, "forward_features") else "forward"
     method, calls = getattr(part, name), []
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -148,7 +154,7 @@ def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[
         raise Unmapped("its forward does not call it")
     seen, output = calls[0]
     outputs = {name: output}
-    if name == "forward_features":
+    if is_of_timm(part):
         outputs |= {"pre_logits": part.forward_head(output, pre_logits=True), "logits": part.forward_head(output)}
     return seen, outputs, logits
 
@@ -204,7 +210,9 @@ class Rest(nn.Module):
         if "forward" in outputs:
             part.forward = self._forward
         else:
-            part.forward_features, part.forward_head = self._features, self._head
+            part.forward_features = self._features
+        if "logits" in outputs:
+            part.forward_head = self._head
 
     def forward(self, embeddings: Tensor) -> Tensor:
         flat = embeddings.reshape(-1, embeddings.shape[-1])
@@ -231,7 +239,7 @@ class Rest(nn.Module):
         return tree_map(self._fill, self.outputs["forward"])
 
     def _features(self, *_: Any, **__: Any) -> Any:
-        return tree_map(self._fill, self.outputs["forward_features"])
+        return tree_map(partial(self._fill, pre_logits=True), self.outputs["forward_features"])
 
     def _head(self, features: Any, pre_logits: bool = False) -> Any:
         return self._fill(self.outputs["pre_logits" if pre_logits else "logits"], pre_logits)

@@ -31,7 +31,8 @@ class TargetModel(nn.Module):
     copy, such as training or a move to another device, do not affect the other. Both copies take memory.
 
     Args:
-        model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`.
+        model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`. Or a
+            `TargetModel`, to give it another head.
         head: a head for another task on the same backbone, or the path of its file; `None` keeps the model's own head.
             A linear head of a single logit is converted, see `heads.split_single_logit`. A model without a head,
             such as DINOv2, only embeds.
@@ -46,6 +47,10 @@ class TargetModel(nn.Module):
 
     def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
         super().__init__()
+        names: list[str] = []
+        if isinstance(model, TargetModel):
+            names = model.classes if head is None else []
+            model, head = model.backbone, model.head if head is None else head
         if not hasattr(model, "reset_classifier"):
             raise InputError(
                 f"expected a classifier of timm, got {type(model).__name__}: convert a model of another library with"
@@ -67,7 +72,7 @@ class TargetModel(nn.Module):
         flat = all(weight.dim() <= 4 for weight in model.parameters())
         self.backbone: Any = model.to(memory_format=torch.channels_last) if flat else model
         self.head: Any = split_single_logit(head)
-        self.classes: list[str] = list(fitted.get("classes", getattr(self.head, "class_names", ())))
+        self.classes: list[str] = names or list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
         config = timm.data.resolve_model_data_config(model)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
