@@ -29,7 +29,7 @@ from explainers.models.mapping import (
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import take_logits
+from explainers.models.plain import check_logits, take_logits
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 
@@ -104,6 +104,8 @@ def take_apart(
     probes = draw_probes(inside)
     try:
         seen, outputs, expected = _record(own, part, probes)
+    except (InputError, Unmapped):
+        raise
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
     inputs = _read_normalisation(probes, seen, read_inputs(part, image_size), mean, std)
@@ -152,6 +154,7 @@ def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[
     delattr(part, name)
     if not calls:
         raise Unmapped("its forward does not call it")
+    check_logits(logits[:3], take_logits(module(images[:1]), type(module).__name__), type(module).__name__)
     seen, output = calls[0]
     outputs = {name: output}
     if is_of_timm(part):
@@ -299,7 +302,7 @@ def _find_head(rest: Rest, embeddings: Tensor) -> tuple[nn.Module, Calls]:
         logits = rest.run(embeddings)
 
     def is_embedding(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.shape == embeddings.shape and torch.allclose(value, embeddings)
+        return isinstance(value, Tensor) and value.shape == embeddings.shape and torch.allclose(value, embeddings, 1e-6)
 
     if is_embedding(logits):
         return NoHead(), []

@@ -254,7 +254,7 @@ def probe(model: nn.Module, image_size: int) -> Probed:
             f" {name}, which raises {type(error).__name__}: {reason}: give the image_size of its training, and a model"
             " in float32 (model.float()) for 3 channels"
         ) from error
-    _check_logits(logits.detach(), alone, name)
+    check_logits(logits.detach(), alone, name)
     try:
         (gradient,) = torch.autograd.grad(logits, images, torch.ones_like(logits), allow_unused=True)
         probed.differentiable = gradient is not None
@@ -288,7 +288,7 @@ def take_logits(output: Any, name: str) -> Tensor:
     return logits
 
 
-def _check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
+def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
     """Raise an InputError unless these are logits of three images, of which two are random, and of the first alone."""
     if logits.dim() != 2 or len(logits) != 3 or not logits.is_floating_point():
         kind = str(logits.dtype).removeprefix("torch.")

@@ -176,7 +176,7 @@ APART = {
     ),
     "a smaller image": (Net, lambda vit, x: vit(x[..., ::2].repeat(1, 1, 1, 2)).repeat(1, 2), "it sees other images"),
     "mirror": (Twice, lambda vit, x: vit(x).repeat(1, 2), "the outputs of a head on its embedding differ by"),
-    "nothing": (Net, lambda vit, x: x.flatten(1)[:, :48], "its forward does not call it"),
+    "nothing": (Net, lambda vit, x: x.flatten(1)[:, :48], "is not followed by a head: its forward does not call it"),
 }
 
 
@@ -193,6 +193,23 @@ def test_what_is_no_function_of_the_embedding_is_said_and_explained_as_a_whole(k
     assert "if you know its head, give TargetModel(backbone, head=head); mean 0.5 0.5 0.5" in line
     assert isinstance(target.backbone, PlainBackbone) and target.grid.size == (32, 32)
     torch.testing.assert_close(target(images), net(target.normalise(images)), rtol=1e-4, atol=1e-5)
+
+
+WRONG = {
+    "probabilities": (lambda vit, x: vit(x).softmax(1), "expected logits of Net, got probabilities, which sum to 1"),
+    "a vector": (
+        lambda vit, x: vit(x)[:, 0],
+        "expected floating-point logits of shape .* got float32 of shape .3. for",
+    ),
+    "of the batch": (lambda vit, x: vit(x) - vit(x).mean(0), "expected Net to give an image the same logits .* batch"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_no_classifier_is_refused_as_without_a_backbone(kind, make_model):
+    read, line = WRONG[kind]
+    with pytest.raises(InputError, match=line):
+        as_target(Net(make_model(), read, nn.Identity()))
 
 
 @torch.no_grad()
