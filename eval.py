@@ -15,6 +15,7 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation import EvaluationModule
 from explainers.images.listing import several
+from explainers.models.names import match_classes
 from explainers.report.publish import publish as publish_results
 from explainers.results.file import ResultsFile, row_keys
 from explainers.running import program
@@ -70,7 +71,7 @@ def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: Res
     evaluation = build(cfg, cfg.tasks[task], names)
     if isinstance(evaluation, EvaluationModule) and not names:
         raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
-    evaluation.target.check_classes(images.class_names("test"))
+    evaluation.logit_of = match_classes(images.class_names("test"), evaluation.target)
     announce(task, images.size("test"), evaluation)
     unfinished = ResumeTest(run_dir() / "unfinished", task, file.key(task))
     if cfg.fresh:

@@ -22,18 +22,25 @@ from transformers.models.clip.modeling_clip import (
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
 )
+from transformers.models.convnext.modeling_convnext import ConvNextConfig, ConvNextForImageClassification
+from transformers.models.convnextv2.modeling_convnextv2 import ConvNextV2Config, ConvNextV2Model
 from transformers.models.deit.modeling_deit import (
     DeiTConfig,
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
 )
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2Model
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2ForImageClassification, Dinov2Model
 from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
     Dinov2WithRegistersConfig,
     Dinov2WithRegistersModel,
 )
+from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTConfig, DINOv3ViTModel
+from transformers.models.hiera.modeling_hiera import HieraConfig, HieraForImageClassification, HieraModel
+from transformers.models.resnet.modeling_resnet import ResNetConfig, ResNetForImageClassification
 from transformers.models.siglip.configuration_siglip import SiglipConfig, SiglipVisionConfig
 from transformers.models.siglip.modeling_siglip import SiglipForImageClassification, SiglipModel, SiglipVisionModel
+from transformers.models.siglip2.configuration_siglip2 import Siglip2Config, Siglip2VisionConfig
+from transformers.models.siglip2.modeling_siglip2 import Siglip2ForImageClassification, Siglip2VisionModel
 from transformers.models.swin.modeling_swin import SwinConfig, SwinForImageClassification, SwinModel
 from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification, ViTModel
 
@@ -54,6 +61,18 @@ ABSOLUTE = {
 }
 STAGES = [CNBlockConfig(16, 24, 2), CNBlockConfig(24, 32, 1), CNBlockConfig(32, 40, 1), CNBlockConfig(40, None, 1)]
 CLIP = {"vision_config": SIZE, **LABELS, "text_config": {"bos_token_id": 0, "eos_token_id": 1}}
+
+PATCHES = {key: value for key, value in SIZE.items() if key != "image_size"} | {"num_patches": 16}
+WIDTHS = {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 2, 1, 1], "image_size": 32}
+UNITS = {
+    "image_size": [32, 32],
+    "embed_dim": 16,
+    "depths": [1, 2],
+    "num_heads": [1, 2],
+    "num_query_pool": 1,
+    "masked_unit_size": [4, 4],
+    "masked_unit_attention": [True, False],
+}
 
 TORCHVISION = {
     "ViT": lambda: VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5),
@@ -77,6 +96,12 @@ HUGGING_FACE = {
         STD,
     ),
     "DINOv2": (lambda: Dinov2Model(Dinov2Config(**BLOCKS)), "pooler_output", MEAN, STD),
+    "DINOv2 that classifies": (
+        lambda: Dinov2ForImageClassification(Dinov2Config(**BLOCKS, **LABELS)),
+        "logits",
+        MEAN,
+        STD,
+    ),
     "DINOv2 with SwiGLU": (
         lambda: Dinov2Model(Dinov2Config(**BLOCKS, use_swiglu_ffn=True)),
         "pooler_output",
@@ -119,6 +144,39 @@ HUGGING_FACE = {
         HALF,
         HALF,
     ),
+    "SigLIP 2": (lambda: Siglip2VisionModel(Siglip2VisionConfig(**PATCHES)), "pooler_output", HALF, HALF),
+    "SigLIP 2 that classifies": (
+        lambda: Siglip2ForImageClassification(Siglip2Config(vision_config=PATCHES, **LABELS)),
+        "logits",
+        HALF,
+        HALF,
+    ),
+    "DINOv3": (
+        lambda: DINOv3ViTModel(DINOv3ViTConfig(**SIZE, num_register_tokens=4)),
+        "pooler_output",
+        MEAN,
+        STD,
+    ),
+    "DINOv3 with SwiGLU": (
+        lambda: DINOv3ViTModel(
+            DINOv3ViTConfig(**SIZE, use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False)
+        ),
+        "pooler_output",
+        MEAN,
+        STD,
+    ),
+    "ConvNeXt": (lambda: ConvNextForImageClassification(ConvNextConfig(**WIDTHS, **LABELS)), "logits", MEAN, STD),
+    "ConvNeXt V2": (lambda: ConvNextV2Model(ConvNextV2Config(**WIDTHS)), "pooler_output", MEAN, STD),
+    "ResNet": (
+        lambda: ResNetForImageClassification(
+            ResNetConfig(hidden_sizes=[64, 128, 256, 512], depths=[1] * 4, layer_type="basic", **LABELS)
+        ),
+        "logits",
+        MEAN,
+        STD,
+    ),
+    "Hiera": (lambda: HieraForImageClassification(HieraConfig(**UNITS, **LABELS)), "logits", MEAN, STD),
+    "Hiera without a head": (lambda: HieraModel(HieraConfig(**UNITS)), "pooler_output", MEAN, STD),
 }
 """Name → function that builds a model, the output that its target gives, and its mean and standard deviation."""
 
@@ -145,6 +203,12 @@ def tokenise(texts, max_length=9, **_):
 NAMES = [f"torchvision {name}" for name in TORCHVISION] + [f"transformers {name}" for name in HUGGING_FACE]
 
 
+def patches_of(images):
+    """Patches (B, 16, 8 · 8 · 3) of images of 32 × 32 pixels, cut one by one."""
+    cut = [images[:, :, top : top + 8, left : left + 8] for top in range(0, 32, 8) for left in range(0, 32, 8)]
+    return torch.stack([patch.permute(0, 2, 3, 1).flatten(1) for patch in cut], 1)
+
+
 class Original:
     """A model of another library, whose inputs are normalised here, step by step."""
 
@@ -167,7 +231,11 @@ class Original:
     def outputs(self, normalised):
         if self.output is None:
             return self.model(normalised)
-        outputs = self.model(pixel_values=normalised)
+        if "Siglip2" in type(self.model).__name__:  # whose image processor cuts patches
+            shape = torch.tensor([[4, 4]] * len(normalised))
+            outputs = self.model(patches_of(normalised), torch.ones(len(normalised), 16), shape)
+        else:
+            outputs = self.model(pixel_values=normalised)
         return outputs.last_hidden_state[:, 0] if self.output == "token" else outputs[self.output]
 
 

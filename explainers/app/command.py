@@ -231,6 +231,7 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         metavar="PATH",
         help="a folder, or a file for one picture (default: explained)",
     )
+    _add_patches(add)
     add.set_defaults(module="explainers.app.explain_command", run="explain")
 
 
@@ -245,6 +246,7 @@ def _add_nearest(commands: Any, parents: list[Parser]) -> None:
         "--output", type=parse_path, default="explained", metavar="FOLDER", help="for the pictures (default: explained)"
     )
     _add_batch_size(add)
+    _add_patches(add)
     add.set_defaults(module="explainers.app.explain_command", run="nearest")
 
 
@@ -275,6 +277,10 @@ def _add_batch_size(add: Parser) -> None:
     add.add_argument(
         "--batch-size", type=parse_positive, metavar="N", help="images at once (default: what fits into 4 GB)"
     )
+
+
+def _add_patches(add: Parser) -> None:
+    add.add_argument("--patches", action="store_true", help="patches with sharp edges in the pictures, not smooth ones")
 
 
 def parse_positive(text: str) -> int:

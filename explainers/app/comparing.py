@@ -84,16 +84,14 @@ class Comparison:
         strongest = self.likeness.strongest(count, apart=1)[0].tolist()
         return [Tie(patch, other, self.pairs[patch, other].item()) for patch, other in strongest]
 
-    def picture(
-        self, ties: int = TIES, opacity: float = 0.8, smooth: bool = False, size: int | None = None, legend: bool = True
-    ) -> Image.Image:
+    def picture(self, ties: int = TIES, size: int = 640, smooth: bool = True) -> Image.Image:
         """Draw both images with their heatmaps, and lines for the first `ties`, see `side_by_side`; 0 for none."""
         from explainers.report.side_by_side import side_by_side  # so that a comparison does not load what draws
 
         images, heatmaps = (self.image, self.other), (self.heatmap, self.other_heatmap)
         pairs = [(tie.patch, tie.other) for tie in (self.ties(ties) if ties else [])]
         title = f"{self.name} and {self.other_name}, similarity {self.similarity:.2f}"
-        return side_by_side(images, heatmaps, pairs, title, opacity, smooth, size, legend, self.method)
+        return side_by_side(images, heatmaps, pairs, title, self.method, size, smooth)
 
     def show(self) -> None:
         """Show the picture in the program that the system has for images."""

@@ -50,7 +50,7 @@ def explain(options: Namespace) -> int:
                     print_error(f"{name}: {reason}")
                     continue
                 for file, each in zip(pictures[image], drawn, strict=True):
-                    each.save(file)
+                    each.save(file, smooth=not options.patches)
                     written += 1
                     print(describe(each, name, file), flush=True)
     except KeyboardInterrupt as stopped:
@@ -133,7 +133,7 @@ def nearest(options: Namespace) -> None:
         raise InputError(f"expected one method in --method, got {listed}: leave out all but one")
     for number, found in enumerate(stream_nearest(sessions[0], options.image, options.folder, options.k), 1):
         file = options.output / picture_name(options.image, found.method, f"nearest {number}")
-        found.save(file)
+        found.save(file, smooth=not options.patches)
         print(f"{number}. {describe(found, found.name, file)}", flush=True)
 
 

@@ -121,15 +121,35 @@ class Explanation:
         exact = isinstance(wanted, str) and wanted in self.names
         return self.names.index(wanted) if exact else class_index(wanted, self.names)  # type: ignore[arg-type]
 
-    def picture(
-        self, opacity: float = 0.8, smooth: bool = False, size: int | None = None, legend: bool = True
-    ) -> Image.Image:
-        """Draw the heatmap over the grey image, with class, score, method and legend, see `overlays.draw_annotated`."""
-        from explainers.report.overlays import draw_annotated  # so that an explanation does not load what draws
+    def on_photo(self, size: int = 1024, smooth: bool = True) -> Image.Image:
+        """Draw the heatmap over the whole photo, without words; grey is what the model does not see.
 
-        drawing: dict[str, Any] = {"opacity": opacity, "smooth": smooth, "size": size, "legend": legend}
-        drawing |= {"explained": self.kind, "method": self.method, "signed": self.signed}
-        return draw_annotated(self.image, self.heatmap, self.title, **drawing)
+        An explanation from a file has no photo, and draws what the model sees.
+
+        Args:
+            size: longer side in pixels, from 192 to 8192.
+            smooth: colours without edges; otherwise each patch has its own.
+        """
+        from explainers.report.overlays import draw_on_photo  # so that an explanation does not load what draws
+
+        return draw_on_photo(*self._drawn, size=size, smooth=smooth, signed=self.signed)
+
+    def picture(self, size: int = 640, smooth: bool = True) -> Image.Image:
+        """Draw the photo and the heatmap over it, with class, score, method and legend; arguments as of `on_photo`."""
+        from explainers.report.overlays import draw_annotated
+
+        photo, heatmap, box = self._drawn
+        words = self.title, self.explained.name, self.method
+        return draw_annotated(photo, heatmap, *words, box=box, size=size, smooth=smooth, signed=self.signed)
+
+    @property
+    def _drawn(self) -> tuple[Image.Image, Tensor, Box | None]:
+        """What pictures show: the photo, the heatmap, and where in the photo it is."""
+        from explainers.report.overlays import to_pillow
+
+        if self.photo is None:
+            return to_pillow(self.image), self.heatmap, None
+        return self.photo(), self.heatmap, self.box
 
     @property
     def kind(self) -> str:

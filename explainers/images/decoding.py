@@ -171,24 +171,3 @@ def scale_size(size: tuple[int, int], short_side: int) -> tuple[int, int]:
     """Both sides of an image whose short side is scaled to `short_side` pixels; the long one is rounded down."""
     first, second = (side * short_side // min(size) for side in size)
     return first, second
-
-
-ELONGATED = 10
-"""Aspect ratio above which only the middle of an image is resized, because the whole would take too much memory."""
-
-
-def middle_square(
-    image: Image.Image, size: int, resampling: Image.Resampling = Image.Resampling.BICUBIC
-) -> Image.Image:
-    """Scale the short side to `size` pixels, and crop the square in the centre, as timm does with crop_pct=1.
-
-    >>> middle_square(Image.new("RGB", (400, 200)), 100).size
-    (100, 100)
-    """
-    (width, height), most = image.size, ELONGATED * min(image.size)
-    if max(image.size) > most:
-        left, top = max(0, (width - most) // 2), max(0, (height - most) // 2)
-        image = image.crop((left, top, width - left, height - top))
-    width, height = scale_size(image.size, size)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.resize((width, height), resampling).crop((left, top, left + size, top + size))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,12 +10,14 @@ from torch import nn
 
 import explainers.models.huggingface as huggingface
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
 from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
 from explainers.models.model import TargetModel
-from explainers.models.names import list_names
+from explainers.models.names import list_names, read_names
 from explainers.models.plain import plain_target
+from explainers.models.preprocessing import read_processor
 from explainers.models.wrappers import take_off_wrappers
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 
@@ -28,7 +31,8 @@ def as_target(
     mean: Statistics = None,
     std: Statistics = None,
     image_size: int | None = None,
-    classes: Sequence[str] = (),
+    classes: Sequence[str] | str | Path = (),
+    processor: Any = None,
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
 
@@ -44,17 +48,28 @@ def as_target(
             for torchvision that of ImageNet, for transformers that of the family's usual image processor.
         std: their standard deviation, likewise.
         image_size: height and width of the images in pixels; `None` takes the model's own, 224 for CNNs of torchvision.
-        classes: names of the classes, in the order of the logits; empty for those that the model names.
+        classes: names of the classes, in the order of the logits, or a file of them, see `read_names`; empty for those
+            that the model names.
+        processor: what prepared the photos of its training: an image processor of transformers, or torchvision's
+            `weights.transforms()`; mean, std and image_size follow from it. `None` takes that of timm's config, of the
+            entry `weights`, or the usual one of the family.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
     if isinstance(model, TargetModel):
-        if weights is None and mean is None and std is None and image_size is None and not classes:
+        if not classes and all(each is None for each in (weights, mean, std, image_size, processor)):
             return model
         raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
+    transform = None
+    if processor is not None:
+        found = read_processor(processor)
+        transform, image_size = found.transform, image_size or found.transform.size[0]
+        mean, std = found.mean if mean is None else mean, found.std if std is None else std
     if image_size is not None:
         check_image_size(image_size)
+    if isinstance(classes, str | Path):
+        classes = read_names(classes)
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
     elif not isinstance(model, nn.Module):
@@ -65,16 +80,18 @@ def as_target(
     model = take_off_wrappers(model)
     library = find_library(model)
     if library is not None and not hasattr(model, "timm_model"):
-        inputs = library.find_inputs(model, weights, image_size).override(mean, std, classes)
+        inputs = library.find_inputs(model, weights, image_size).override(mean, std, classes, transform)
         return _convert(model, library.plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if library is not None:
-        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes)
+        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, transform)
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
+        transform = inputs.transform
     if is_of_timm(model):
-        return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
-    return _search(model, Inputs(image_size, None, None, "as given").override(mean, std, classes))
+        return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes, transform)
+    inputs = Inputs(image_size, None, None, "as given", transform=transform)
+    return _search(model, inputs.override(mean, std, classes))
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -101,12 +118,10 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
             )
             continue
         print(f"{name}: {said}", file=sys.stderr, flush=True)
-        if inputs.classes:
-            target.classes = list_names(inputs.classes, target.num_classes)
-        return target
+        return _override_settings(target, None, None, None, inputs.classes, inputs.transform)
     if backbones:
         own = read_inputs(model.get_submodule(backbones[0]), inputs.image_size)
-        inputs = own.override(inputs.mean, inputs.std, inputs.classes)
+        inputs = own.override(inputs.mean, inputs.std, inputs.classes, inputs.transform)
     if reasons:
         by_hand = "; if you know its head, give TargetModel(backbone, head=head)" if backbones else ""
         print(
@@ -115,11 +130,16 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
             file=sys.stderr,
             flush=True,
         )
-    return plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes)
+    return plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes, inputs.transform)
 
 
 def _override_settings(
-    target: TargetModel, mean: Statistics, std: Statistics, image_size: int | None, classes: Sequence[str]
+    target: TargetModel,
+    mean: Statistics,
+    std: Statistics,
+    image_size: int | None,
+    classes: Sequence[str],
+    transform: ImageTransform | None,
 ) -> TargetModel:
     """Give a target, which is changed in place, other settings than its own; see `as_target`."""
     config = dict(target.backbone.pretrained_cfg)  # a copy; timm reads the settings of a model from it
@@ -128,6 +148,8 @@ def _override_settings(
             values = channels(name, given, len(getattr(target, name)))
             config[name] = tuple(values)
             getattr(target, name).copy_(torch.tensor(values)[:, None, None])
+    if transform is not None:
+        config["transform"] = transform
     target.backbone.pretrained_cfg = config
     if image_size is not None:
         _resize(target, image_size)

@@ -13,16 +13,20 @@ from typing import Any
 import timm
 import torch
 from timm.models import PretrainedCfg, get_pretrained_cfg, load_checkpoint
-from timm.models import load_state_dict as read_checkpoint
 from torch import nn
 
 from explainers.errors import InputError, suggest_names
+from explainers.models.checkpoints import count_classes, read_checkpoint, strip_prefix
 from explainers.models.heads import DistilledHead
 from explainers.models.model import TargetModel
-from explainers.saved.weights import check_floating, save_weights
+from explainers.saved.weights import save_weights
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 """Files of weights that can be read without running what they hold."""
+POOLED = " (weights with fc_norm belong to global_pool='avg', those with norm to 'token')"
+"""What to say of weights of a model that pools otherwise."""
+FOLDER = "local-dir:"
+"""Begins timm's name of a model that it saved to a folder."""
 ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 """Names of a model's weights on the Hub, in the order in which timm looks for them."""
 
@@ -32,38 +36,73 @@ def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
 
     Args:
         name: name in timm, with or without the tag of its weights. The tag also decides the normalisation of images;
-            without one it is timm's default tag.
-        weights: file of weights, .safetensors or .pth, whose classification layer decides the number of classes; a file
-            without that layer gives a model without a head. `None` takes the weights that timm names: from the cache,
-            or downloaded.
+            without one it is timm's default tag. Or `local-dir:FOLDER` or `hf-hub:USER/NAME`, as in timm.
+        weights: file of weights, .safetensors or .pth, or a checkpoint of Lightning, whose classification layer decides
+            the number of classes; a file without that layer gives a model without a head. `None` takes the weights that
+            timm names: from the cache, or downloaded.
 
     Raises:
         InputError: if timm has no model of this name or no weights for it, if there is no connection to download them,
             or if the file is missing, damaged, or of another model.
     """
+    name = _find_folder(name)
     config = pretrained_config(name)
-    file = pretrained_file(name) if weights is None else _check_file(weights)
-    overlay: dict[str, Any] = {"file": str(file), "custom_load": False, "num_classes": config.num_classes}
-    if weights is not None:
-        overlay["num_classes"] = _count_classes(file, config.classifier)
+    if weights is None:
+        if name.startswith(FOLDER):
+            return _build(name, name, {})
+        file = pretrained_file(name)
+        return _build(name, file, {"file": str(file), "num_classes": config.num_classes})
+    file = _check_file(weights)
+    tensors = read_checkpoint(file)
     try:
-        model = timm.create_model(
-            name, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=overlay["num_classes"]
-        )
+        return _build(name, file, {"file": str(file), "num_classes": count_classes(tensors, config.classifier)})
+    except InputError:
+        below = strip_prefix(tensors, _skeleton(name).state_dict().keys(), file)
+        if not below:
+            raise
+    return _build(name, file, {"state_dict": below, "num_classes": count_classes(below, config.classifier)})
+
+
+def _build(name: str, file: Path | str, overlay: dict[str, Any]) -> nn.Module:
+    """Build a model of timm in eval mode with the weights that an `overlay` of its config names, those of a file."""
+    settings = {"num_classes": overlay["num_classes"]} if overlay else {}
+    overlay = {"source": "", "custom_load": False} | overlay if overlay else {}
+    try:
+        model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **settings)
     except Exception as error:  # timm converts foreign formats, and fails in many ways on those it does not know
         raise InputError(
             f"expected weights of {name} in {file}, got others: {difference(error)}; name the model that they belong"
             " to, or give another file"
         ) from error
+    model.pretrained_cfg.pop("state_dict", None)
     return model.eval()
 
 
-def create_model(model_name: str, pretrained: bool = False, **settings: Any) -> nn.Module:
-    """Build a model by the arguments of `timm.create_model`, but without a connection for weights in the cache."""
+def create_model(
+    model_name: str, pretrained: bool = False, checkpoint_path: str | None = None, **settings: Any
+) -> nn.Module:
+    """Build a model by the arguments of `timm.create_model`, but without a connection for weights in the cache.
+
+    A checkpoint may be one of Lightning, or one whose names have a prefix, see `strip_prefix`.
+    """
     overlay: dict[str, Any] = dict(settings.pop("pretrained_cfg_overlay", None) or {})
-    if pretrained and not settings.get("checkpoint_path") and not overlay.get("file") and is_in_timm(model_name):
+    if pretrained and not checkpoint_path and not overlay.get("file") and is_in_timm(model_name):
         overlay |= {"file": str(pretrained_file(model_name)), "custom_load": False}
-    return timm.create_model(model_name, pretrained=pretrained, pretrained_cfg_overlay=overlay, **settings)
+    model = timm.create_model(model_name, pretrained=pretrained, pretrained_cfg_overlay=overlay, **settings)
+    if checkpoint_path:
+        _load(model, Path(checkpoint_path))
+    return model
+
+
+def _load(model: nn.Module, file: Path) -> None:
+    """Load a checkpoint as timm does, or else without the prefix of its names."""
+    try:
+        load_checkpoint(model, str(file))
+    except RuntimeError:
+        below = strip_prefix(read_checkpoint(file), model.state_dict().keys(), file)
+        if not below:
+            raise
+        model.load_state_dict(below)
 
 
 def is_in_timm(name: str) -> bool:
@@ -95,30 +134,59 @@ def pretrained_file(name: str) -> Path:
         return _from_hub(name, config.hf_hub_id) if config.hf_hub_id else _from_url(name, str(config.url))
     except Exception as error:  # whatever the layers of a connection raise; there is no common class
         site = "huggingface.co" if config.hf_hub_id else str(config.url).split("/")[2]
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(
-            f"expected weights of {name} in the cache or from {site}, got no download ({type(error).__name__}:"
-            f" {reason}): give weights=FILE, or connect this machine"
-        ) from error
+        raise _no_download(name, site, error) from error
 
 
 def pretrained_config(name: str) -> PretrainedCfg:
     """What timm knows of a model's weights: where they are, how images are normalised, the number of classes."""
+    if name.startswith(FOLDER):
+        return PretrainedCfg(**_skeleton(name).pretrained_cfg)
     if not is_in_timm(name):
         raise InputError(f"expected the name of a model of timm, got {name}: {similar_targets(name)}")
     return get_pretrained_cfg(name) or PretrainedCfg(architecture=name.partition(".")[0])
 
 
-def _from_hub(name: str, repository: str) -> Path:
-    """The file of a repository of the Hub, from the cache or downloaded."""
+def _skeleton(name: str) -> Any:
+    """A model of timm without values of its weights: its config, and the names of its weights."""
+    try:
+        with torch.device("meta"):
+            return timm.create_model(name)
+    except (OSError, KeyError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"expected a folder with config.json and weights, as timm saves a model, got {name}: {error}"
+        ) from error
+
+
+def _find_folder(name: str) -> str:
+    """The name of a model on the Hub as that of its folder in the cache, into which it is downloaded if it is not."""
+    source, _, repository = name.partition(":")
+    if source not in ("hf-hub", "hf_hub"):
+        return name
+    try:
+        _from_hub(name, repository)
+        return f"{FOLDER}{_from_hub(name, repository, ('config.json',)).parent}"
+    except Exception as error:  # whatever the layers of a connection raise
+        raise _no_download(name, "huggingface.co", error) from error
+
+
+def _no_download(name: str, site: str, error: Exception) -> InputError:
+    """The error for weights that are not on this machine, and could not be downloaded."""
+    return InputError(
+        f"expected weights of {name} in the cache or from {site}, got no download ({type(error).__name__}:"
+        f" {' '.join(str(error).split())[:120]}): give weights=FILE, or connect this machine"
+    )
+
+
+def _from_hub(name: str, repository: str, files: Sequence[str] = ON_THE_HUB) -> Path:
+    """The first of the files that a repository of the Hub has, from the cache or downloaded."""
     import huggingface_hub  # timm brings it
     from huggingface_hub.errors import EntryNotFoundError
 
-    for file in ON_THE_HUB:
+    for file in files:
         cached = huggingface_hub.try_to_load_from_cache(repository, file)
         if isinstance(cached, str):
             return Path(cached)
-    for file in ON_THE_HUB:
+    for file in files:
         address = huggingface_hub.hf_hub_url(repository, file)
         try:
             size = huggingface_hub.get_hf_file_metadata(address).size
@@ -126,7 +194,7 @@ def _from_hub(name: str, repository: str) -> Path:
             continue
         _announce(name, f"huggingface.co/{repository}", size)
         return Path(huggingface_hub.hf_hub_download(repository, file))
-    raise FileNotFoundError(f"{repository} has none of {', '.join(ON_THE_HUB)}")
+    raise FileNotFoundError(f"{repository} has none of {', '.join(files)}")
 
 
 def _from_url(name: str, address: str) -> Path:
@@ -156,22 +224,6 @@ def _check_file(weights: str | Path) -> Path:
     return file
 
 
-def _count_classes(file: Path, classifier: Any) -> int:
-    """The number of classes in a file of weights, by its `classifier`, one layer or several; 0 without that layer."""
-    layer = classifier if isinstance(classifier, str) else next(iter(classifier or ("head",)))
-    try:
-        checkpoint = read_checkpoint(str(file))  # timm reads weights only, and no programs
-        weights = {key: value for key, value in checkpoint.items() if isinstance(value, torch.Tensor)}
-    except Exception as error:  # bytes that are no weights raise nearly any error
-        raise InputError(
-            f"expected weights in {file}, got a damaged file, or one that holds programs: write it again, as"
-            " .safetensors"
-        ) from error
-    check_floating({key: str(value.dtype) for key, value in weights.items()}, file)
-    weight = weights.get(f"{layer}.weight", torch.zeros(0))
-    return weight.shape[0] if weight.dim() else 0
-
-
 def difference(error: Exception) -> str:
     """The first tensors that differ, from the message of PyTorch."""
     text = str(error)
@@ -183,7 +235,8 @@ def difference(error: Exception) -> str:
         names = re.findall(rf"{label} key\(s\) in state_dict: (.*?)\.?\s*(?:\n|$)", text)
         if names:
             keys = re.findall(r'"([^"]+)"', names[0])
-            return f"{said} {', '.join(keys[:2])}" + f" and {len(keys) - 2} more tensors" * (len(keys) > 2)
+            more = f" and {len(keys) - 2} more tensors" * (len(keys) > 2)
+            return f"{said} {', '.join(keys[:2])}{more}" + POOLED * ("fc_norm." in text and len(keys) <= 4)
     return f"{type(error).__name__}: {' '.join(text.split())[:120]}"
 
 

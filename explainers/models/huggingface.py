@@ -6,7 +6,9 @@ Nothing here imports transformers: a model that is handed in brings what is read
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from math import isqrt
 from typing import Any
 
 import timm.data
@@ -15,7 +17,9 @@ from timm.layers import LayerNorm, SwiGLUPacked
 from torch import Tensor, nn
 
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.heads import DistilledHead
+from explainers.models.huggingface_stages import map_convnext, map_hiera, map_resnet
 from explainers.models.mapping import (
     Inputs,
     Mapped,
@@ -23,6 +27,7 @@ from explainers.models.mapping import (
     Table,
     Unmapped,
     Weights,
+    class_and_patches,
     join_weights,
     linear_part,
     rename_weights,
@@ -41,7 +46,8 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     if family not in FAMILIES or "MaskedImageModeling" in name or name.endswith("Backbone"):
         raise Unmapped(f"only models of {', '.join(FAMILIES)} of transformers that classify or embed are converted")
     config = getattr(model.config, "vision_config", model.config)
-    own, size = find_image_size(config), inputs.image_size
+    size = inputs.image_size
+    own = find_image_size(config) or size
     if own is None or size is None or config.num_channels != 3:
         raise Unmapped("its images are not square, or not of three channels")
     weights = model.state_dict() if size == own else _resize_positions(model, size, config.patch_size)
@@ -50,8 +56,9 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     except (AttributeError, KeyError) as error:
         raise Unmapped(f"it is not built as the {family} of transformers that is known here ({error})") from error
     outputs = partial(_outputs, family=family, interpolates=size != own)
+    pool = class_and_patches if family.startswith("dinov2") and hasattr(model, "classifier") else None
     on_the_hub = str(getattr(model.config, "_name_or_path", "") or name).rstrip("/").rpartition("/")[2]
-    return Plan(on_the_hub, architecture, arguments, named, _head(model), outputs, inputs)
+    return Plan(on_the_hub, architecture, arguments, named, _head(model), outputs, inputs, pool)
 
 
 def is_model(module: nn.Module) -> bool:
@@ -73,16 +80,22 @@ def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) 
         )
     mean, std = FAMILIES[family][1] if family in FAMILIES else (None, None)
     size = image_size or find_image_size(getattr(model.config, "vision_config", model.config))
+    size = size or (224 if family == "resnet" else None)  # which has no size of its own
     classifies = hasattr(model, "classifier") or hasattr(model, "cls_classifier")
     classes = class_names(model.config) if classifies else []
-    return Inputs(size, mean, std, f"those of the usual image processor of {family}", classes)
+    transform = replace(TRANSFORMS.get(family, _SQUASHED), size=(size, size)) if size else None
+    return Inputs(size, mean, std, f"those of the usual image processor of {family}", classes, transform)
 
 
 def find_wrapped_inputs(model: Any) -> Inputs:
     """Return the images that a timm model inside a model of transformers takes, as its config states them."""
     stated = model.config.pretrained_cfg or {}
     classes = class_names(model.config) if type(model).__name__.endswith("ForImageClassification") else []
-    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes)
+    transform = None
+    if stated:
+        data = timm.data.resolve_data_config(pretrained_cfg=stated)
+        transform = ImageTransform.from_timm(data, data["input_size"][1:])
+    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes, transform)
 
 
 def _find_family(model: Any) -> str:
@@ -94,6 +107,8 @@ def _find_family(model: Any) -> str:
 def find_image_size(config: Any) -> int | None:
     """Return the side of a model's images in pixels; None if it is not known, or if they are not square."""
     size = getattr(config, "image_size", None)
+    if size is None and hasattr(config, "num_patches"):  # SigLIP 2, which takes other grids, too
+        size = isqrt(config.num_patches) * config.patch_size
     sizes = set(size) if isinstance(size, Sequence) else {size}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -135,20 +150,32 @@ def _resize_positions(model: Any, image_size: int, patch_size: int) -> Weights:
 
 def _outputs(model: Any, images: Tensor, family: str, interpolates: bool) -> Tensor:
     """Compute logits (B, K) of normalised images, or embeddings (B, D) if the model has no head."""
-    accepts = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
-    outputs = model(pixel_values=images, **({"interpolate_pos_encoding": True} if interpolates and accepts else {}))
+    if family == "siglip2":
+        outputs = model(**_cut_patches(images, getattr(model.config, "vision_config", model.config).patch_size))
+    else:
+        accepts = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+        outputs = model(pixel_values=images, **({"interpolate_pos_encoding": True} if interpolates and accepts else {}))
     for name in ("logits", "image_embeds"):
         if getattr(outputs, name, None) is not None:
             return getattr(outputs, name)
     pooled: Tensor | None = outputs.last_hidden_state[:, 0] if family in FIRST_TOKEN else outputs.pooler_output
     if pooled is None:
         raise Unmapped("it was built without pooling, and therefore has no embedding")
-    return pooled
+    return pooled.flatten(1)  # of ResNet, maps of one pixel
+
+
+def _cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
+    """Cut images (B, C, H, W) into the patches that SigLIP 2 takes: (B, N, patch_size² C), none of them padding."""
+    patches = images.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
+    shape = torch.tensor(patches.shape[2:4]).expand(len(images), 2)
+    patches = patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+    mask = torch.ones(patches.shape[:2], dtype=torch.long, device=images.device)
+    return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shape}
 
 
 OUTSIDE: Table = (
     (r"^(classifier|cls_classifier|distillation_classifier|visual_projection)\.", None),
-    (r"^(vit|deit|dinov2|dinov2_with_registers|beit|swin|vision_model)\.", ""),
+    (r"^(vit|deit|dinov2|dinov2_with_registers|dinov3_vit|beit|swin|vision_model)\.", ""),
 )
 COMMON: Table = (
     (r"(^|\.)(mask_token|position_ids|relative_position_index)$", None),
@@ -176,6 +203,11 @@ COMMON: Table = (
     (r"\.table$", ".relative_position_bias_table"),
 )
 BLOCKS: Table = ((r"^layers?\.", "blocks."),)
+DINOV3: Table = (
+    (r"^model\.layer\.", "blocks."),
+    (r"\.attn\.(q|v)\.bias$", r".attn.\1_bias"),
+    (r"\.ls(\d)\.gamma$", r".gamma_\1"),
+)
 SWIN: Table = ((r"^layers\.(\d+)\.downsample\.", lambda found: f"layers.{int(found[1]) + 1}.downsample."),)
 SIGLIP: Table = (
     (r"^head\.probe$", "attn_pool.latent"),
@@ -217,8 +249,6 @@ def _deit(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
 
 
 def _dinov2(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
-    if hasattr(model, "classifier") and not isinstance(model.classifier, nn.Identity):
-        raise Unmapped("its head reads the class token beside the mean of the patches, and timm pools one of them")
     named = join_weights(_blocks(weights, BLOCKS), ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
     sizes = _sizes(config, named, image_size) | {"init_values": 1.0}
     if getattr(config, "use_swiglu_ffn", False):
@@ -227,6 +257,23 @@ def _dinov2(model: Any, config: Any, weights: Weights, image_size: int) -> Mappe
         named |= {"cls_token": named["cls_token"] + named["pos_embed"][:, :1], "pos_embed": named["pos_embed"][:, 1:]}
         sizes |= {"reg_tokens": named["reg_token"].shape[1], "no_embed_class": True}
     return "vit_base_patch14_dinov2", sizes, named
+
+
+def _dinov3(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+    named = _blocks({name: weight for name, weight in weights.items() if weight.numel()}, DINOV3)
+    named = join_weights(named, ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
+    named = rename_weights(named, [(r"\.mlp\.up_proj\.", ".mlp.fc1.")])  # without gates
+    sizes = _sizes(config, named, image_size) | {
+        "mlp_ratio": (config.intermediate_size + 0.5) / config.hidden_size,
+        "qkv_bias": "blocks.0.attn.q_bias" in named,
+        "swiglu_mlp": config.use_gated_mlp,
+        "num_reg_tokens": config.num_register_tokens,
+        "rope_temperature": config.rope_theta,
+        "global_pool": "token",
+    }
+    if sizes.pop("act_layer") != ("silu" if config.use_gated_mlp else "gelu"):
+        raise Unmapped(f"timm's DINOv3 has no activation {config.hidden_act}")
+    return "vit_small_patch16_dinov3", sizes, named
 
 
 def _clip(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
@@ -242,6 +289,9 @@ def _clip(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
 def _siglip(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
     named = _blocks(rename_weights(rename_weights(weights, OUTSIDE), SIGLIP), BLOCKS)
     named |= {"pos_embed": named["pos_embed"][None]}
+    if named["patch_embed.proj.weight"].dim() == 2:  # of SigLIP 2, which takes patches
+        patches = named["patch_embed.proj.weight"].unflatten(1, (config.patch_size, config.patch_size, -1))
+        named |= {"patch_embed.proj.weight": patches.permute(0, 3, 1, 2)}
     sizes = _sizes(config, named, image_size) | {"class_token": False}
     if hasattr(model, "classifier"):  # it averages the patches
         named = {name: weight for name, weight in named.items() if not name.startswith("attn_pool.")}
@@ -296,8 +346,26 @@ FAMILIES: dict[str, tuple[Callable[..., Mapped], tuple[tuple[float, ...], tuple[
     "swin": (_swin, IMAGENET),
     "clip": (_clip, CLIP),
     "siglip": (_siglip, HALF),
+    "siglip2": (_siglip, HALF),
+    "dinov3_vit": (_dinov3, IMAGENET),
+    "convnext": (map_convnext, IMAGENET),
+    "convnextv2": (map_convnext, IMAGENET),
+    "resnet": (map_resnet, IMAGENET),
+    "hiera": (map_hiera, IMAGENET),
 }
 """Folder of a model in transformers → function that maps it; mean and deviation of its usual image processor."""
+
+_SQUASHED = ImageTransform(resize="squash", rounds=False)
+_CROPPED = ImageTransform(rounds=False)
+TRANSFORMS = {
+    **dict.fromkeys(("vit", "beit", "dinov3_vit"), replace(_SQUASHED, interpolation="bilinear")),
+    **dict.fromkeys(("swin", "siglip", "siglip2"), _SQUASHED),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers", "hiera"), replace(_CROPPED, crop_pct=0.875)),
+    **dict.fromkeys(("convnext", "convnextv2", "resnet"), replace(_CROPPED, crop_pct=0.875)),
+    "deit": replace(_SQUASHED, crop_pct=0.875),
+    "clip": _CROPPED,
+}
+"""Folder of a model in transformers → what its usual image processor does with photos, at any size; most squash."""
 
 
 def _blocks(weights: Weights, table: Table) -> Weights:

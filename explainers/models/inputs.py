@@ -54,7 +54,7 @@ def validate_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tenso
     if not isinstance(classes, Tensor):
         raise InputError(
             f"expected one class for each of {len(images)} images as a tensor, got {classes!r}: give"
-            f" torch.full(({len(images)},), {classes!r}) to explain one class in all images"
+            f" torch.full(({len(images)},), 0) to explain class 0 in all images"
         )
     if classes.shape != images.shape[:1] or classes.is_floating_point():
         raise InputError(

@@ -4,6 +4,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import timm
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
 
@@ -42,6 +44,7 @@ class Inputs:
         std: their standard deviation; None if not known.
         origin: where mean and standard deviation come from, for messages.
         classes: names of the classes, in the order of the logits; empty if they are not known.
+        transform: how photos become these images; None if not known.
     """
 
     image_size: int | None
@@ -49,9 +52,12 @@ class Inputs:
     std: Sequence[float] | None
     origin: str
     classes: Sequence[str] = ()
+    transform: ImageTransform | None = None
 
-    def override(self, mean: Statistics, std: Statistics, classes: Sequence[str]) -> "Inputs":
-        """Override mean, standard deviation and names by those that the user gives; see `as_target`."""
+    def override(
+        self, mean: Statistics, std: Statistics, classes: Sequence[str], transform: ImageTransform | None = None
+    ) -> "Inputs":
+        """Override what the user gives; see `as_target`."""
         given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
         origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
         return replace(
@@ -60,13 +66,15 @@ class Inputs:
             std=self.std if std is None else channels("std", std, 3),
             origin=origin,
             classes=classes or self.classes,
+            transform=transform or self.transform,
         )
 
     def __str__(self) -> str:
         if self.mean is None or self.std is None:
             return "mean and std not known"
         mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
-        return f"mean {mean}, std {std} ({self.origin})"
+        photos = f", {self.transform}" if self.transform else ""
+        return f"mean {mean}, std {std}{photos} ({self.origin})"
 
 
 class Unmapped(Exception):  # noqa: N818 - not an error: such a model becomes a plain target
@@ -85,6 +93,7 @@ class Plan:
         head: the classification layer; None for a model that only embeds.
         outputs: function of the original and normalised images (B, 3, S, S): logits (B, K), or embeddings (B, D).
         inputs: S, how pixels are normalised, and the names of the classes.
+        pool: changes what the model embeds, in place, such as `class_and_patches`; None for timm's own pooling.
     """
 
     name: str
@@ -94,6 +103,24 @@ class Plan:
     head: nn.Module | None
     outputs: Callable[[Any, Tensor], Tensor]
     inputs: Inputs
+    pool: Callable[[Any], None] | None = None
+
+
+def class_and_patches(model: Any) -> None:
+    """Let a ViT of timm, changed in place, embed class token and mean of the patches: (B, 2D), as heads of DINOv2 read.
+
+    >>> model = timm.create_model("test_vit", num_classes=0)
+    >>> class_and_patches(model)
+    >>> model.forward_head(torch.ones(1, 101, 64)).shape
+    torch.Size([1, 128])
+    """
+    model.pool = partial(_join_class_and_patches, prefix=model.num_prefix_tokens)
+    model.global_pool = "token and avg"
+    model.head_hidden_size *= 2
+
+
+def _join_class_and_patches(tokens: Tensor, prefix: int, pool_type: str | None = None) -> Tensor:
+    return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], -1)
 
 
 def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
@@ -117,12 +144,15 @@ def _build(plan: Plan) -> TargetModel:
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()[:120]
         raise Unmapped(f"its weights are not those of timm's {plan.architecture} ({first})") from error
+    if plan.pool is not None:
+        plan.pool(model)
     model.pretrained_cfg = {
         **model.pretrained_cfg,
         "architecture": plan.name,
         "input_size": (3, plan.inputs.image_size, plan.inputs.image_size),
         "mean": tuple(plan.inputs.mean or ()),
         "std": tuple(plan.inputs.std or ()),
+        "transform": plan.inputs.transform,
     }
     target = TargetModel(model, None if plan.head is None else copy.deepcopy(plan.head).cpu().float())
     if plan.inputs.classes:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,21 +112,6 @@ class TargetModel(nn.Module):
         with ordinary_tensors():
             return copy.deepcopy(self)
 
-    def check_classes(self, names: Sequence[str]) -> None:
-        """Compare the classes of a data set with those of the head: by name if both are known, otherwise by number.
-
-        If they differ, an InputError is raised: a label would mean another class than the logit with its index.
-
-        Args:
-            names: class names in the order of the labels; empty for a data set without classes.
-        """
-        if names and (list(names) != self.classes if self.classes else len(names) != self.num_classes):
-            shown = [f"{', '.join(some[:5])}{', ...' * (len(some) > 5)}" for some in (self.classes, list(names))]
-            raise InputError(
-                f"expected images of the head's {self.num_classes} classes{f' ({shown[0]})' * bool(self.classes)}, got"
-                f" {len(names)} ({shown[1]}): give the head of this task (target.head=...), or other images"
-            )
-
     @property
     def patch_size(self) -> int | None:
         """Side of the model's own patches in pixels; `None` if its maps have several sizes, as in CNNs and Swin."""
@@ -166,8 +152,10 @@ class TargetModel(nn.Module):
     @property
     def transform(self) -> ImageTransform:
         """How photos become the images that the model was trained to see."""
-        config = timm.data.resolve_model_data_config(self.backbone)
-        return ImageTransform(self.grid.size, config["interpolation"])
+        own: ImageTransform | None = self.backbone.pretrained_cfg.get("transform")  # of another library than timm
+        if own is not None:
+            return replace(own, size=self.grid.size)
+        return ImageTransform.from_timm(timm.data.resolve_model_data_config(self.backbone), self.grid.size)
 
     def check_grid(self, grid: PatchGrid) -> None:
         """Raise an InputError unless a grid has the image and patch size of this model, or allows others by `differs`.
@@ -264,11 +252,12 @@ class TargetModel(nn.Module):
             The embeddings of the images (B, D) and of the patches (B, N', D), row by row.
 
         Raises:
-            InputError: if other layers embed the image: of a distilled DeiT, or after or in the pooling of a CNN.
+            InputError: if two parts embed the image, as in a distilled DeiT, or if layers after or in the pooling of a
+                CNN do.
         """
         features = self.backbone.forward_features(normalised)
         embeddings = self.pool(features)
-        if isinstance(self.backbone, VisionTransformer) and not self.distilled:
+        if isinstance(self.backbone, VisionTransformer) and self.embed_dim == self.backbone.embed_dim:
             patches = features[:, self.backbone.num_prefix_tokens :]
             if self.backbone.attn_pool is None:
                 return embeddings, self.backbone.fc_norm(patches)

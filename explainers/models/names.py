@@ -1,11 +1,15 @@
 """Names of classes that people can read, and the class that has a name."""
 
 import difflib
+import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from operator import index
+from pathlib import Path
+from typing import Any, SupportsIndex
 
 import timm.data
 
@@ -16,15 +20,54 @@ from explainers.saved.files import printable
 def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
     """The `readable_names` of all classes of a model, in the order of its logits.
 
-    They are those of its head, or of a data set (`of_data`) of as many classes, or timm's for ImageNet; else `class 0`.
+    They are those of its head, or of a data set (`of_data`) of as many classes, or timm's for the weights; else
+    `class 0`.
     """
     count = target.num_classes
-    names = list(target.classes or (of_data if len(of_data) == count else ()))
-    if not names:
-        subset = timm.data.infer_imagenet_subset(target.backbone)
-        known = timm.data.ImageNetInfo(subset).label_names() if subset else []
-        names = known if len(known) == count else [f"class {number}" for number in range(count)]
-    return readable_names(names)
+    names = list(target.classes or (of_data if len(of_data) == count else ())) or _trained_classes(target)
+    return readable_names(names or [f"class {number}" for number in range(count)])
+
+
+def _trained_classes(target: Any) -> list[str]:
+    """The classes of a model's training as timm knows them: of its config, or wnids of ImageNet; else none."""
+    names = target.backbone.pretrained_cfg.get("label_names")
+    if not names and (subset := timm.data.infer_imagenet_subset(target.backbone)):
+        names = timm.data.ImageNetInfo(subset).label_names()
+    return list(names or ()) if len(names or ()) == target.num_classes else []
+
+
+def match_classes(names: Sequence[str], target: Any) -> list[int]:
+    """Find the logit of each label of a data set: by name where the model has names, also in another order or for some.
+
+    Without names of the model, folders that are called 0 to K - 1 are logits, and others are in the order of the
+    logits, which a warning says.
+
+    Args:
+        names: class names in the order of the labels; empty for a data set without classes.
+        target: the model.
+
+    Raises:
+        InputError: if the model's names lack one of the data set, or without names, if it has another number of them.
+    """
+    known, count = list(target.classes), target.num_classes
+    if not known and set(names) <= set(trained := _trained_classes(target)):
+        known = trained
+    if not names or known and set(names) <= set(known):
+        return [known.index(name) for name in names] if names else list(range(count))
+    shown = [f"{', '.join(some[:5])}{', ...' * (len(some) > 5)}" for some in (known, list(names))]
+    if known or len(names) != count:
+        raise InputError(
+            f"expected images of the head's {count} classes{f' ({shown[0]})' * bool(known)}, got"
+            f" {len(names)} ({shown[1]}): give the head of this task (target.head=...), or other images"
+        )
+    numbered = set(names) == {str(number) for number in range(count)}
+    order = "a folder's number is taken as its logit" if numbered else f"the order is taken as {shown[1]}"
+    warnings.warn(
+        f"the classes of {target.name} are unknown, because its head has no names: {order}; if it was trained in"
+        " another, give a head with names (target.head=...)",
+        stacklevel=2,
+    )
+    return [int(name) for name in names] if numbered else list(range(count))
 
 
 def readable_names(classes: Sequence[str]) -> list[str]:
@@ -48,12 +91,34 @@ def readable_names(classes: Sequence[str]) -> list[str]:
 
 def list_names(classes: Sequence[str], count: int) -> list[str]:
     """The names of classes that a user gives, of which an InputError wants one for each of `count` classes."""
-    if isinstance(classes, str) or len(classes) != count:
-        given = repr(classes) if isinstance(classes, str) else f"{len(classes)}"
+    if len(classes) != count:
         raise InputError(
-            f"expected a list of names of the model's {count} classes, got {given}: give one for each logit, in order"
+            f"expected a list of names of the model's {count} classes, got {len(classes)}: give one for each logit, in"
+            " order"
         )
     return [str(name) for name in classes]
+
+
+def read_names(file: str | Path) -> list[str]:
+    """Read names of classes: a text file with one in a line, or JSON with a list of names, or with index → name.
+
+    Raises:
+        InputError: for a file that does not exist, or holds something else.
+    """
+    try:
+        text = Path(file).read_text()
+        found = json.loads(text) if Path(file).suffix == ".json" else text.splitlines()
+        if isinstance(found, dict):
+            found = [found[str(number)] for number in range(len(found))]
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise ValueError("it holds no names")
+    except (OSError, ValueError, KeyError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"expected a file of names of classes, one in a line, or JSON as [name, ...] or {{index: name}}, got {file}"
+            f" ({reason}): give another file"
+        ) from error
+    return [name.strip() for name in found]
 
 
 def _is_wnid(name: str) -> bool:
@@ -73,7 +138,7 @@ def _load_wordnet() -> timm.data.ImageNetInfo:
     return timm.data.ImageNetInfo()
 
 
-def class_index(wanted: int | str, names: Sequence[str], setting: str = "classes") -> int:
+def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str = "classes") -> int:
     """Find a class by its name, in capital or small letters, or by its index.
 
     An InputError about `setting` for a class that does not exist names those that have it as a word, or are most alike.
@@ -84,11 +149,13 @@ def class_index(wanted: int | str, names: Sequence[str], setting: str = "classes
     Traceback (most recent call last):
     explainers.errors.InputError: expected classes among the 3 classes of the model, got bear: did you mean polar bear?
     """
-    if isinstance(wanted, bool) or not isinstance(wanted, int | str):
-        raise InputError(f"expected {setting} as names or indices of classes, got {wanted!r}")
-    if isinstance(wanted, int):
-        if 0 <= wanted < len(names):
-            return wanted
+    if not isinstance(wanted, str):
+        try:
+            number = -1 if isinstance(wanted, bool) else index(wanted)  # also of NumPy, and a tensor of one number
+        except TypeError as error:
+            raise InputError(f"expected {setting} as names or indices of classes, got {wanted!r}") from error
+        if 0 <= number < len(names):
+            return number
         raise InputError(f"expected {setting} from 0 to {len(names) - 1}, or names of classes, got {wanted}")
     by_name = {name.lower(): index for index, name in enumerate(names)}
     plain = wanted.strip().lower()

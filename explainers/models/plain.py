@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.mapping import Statistics, channels, check_image_size
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
@@ -45,6 +46,7 @@ class PlainBackbone(nn.Module):
         patch_size: int,
         width: int,
         probed: "Probed",
+        transform: ImageTransform | None = None,
     ) -> None:
         super().__init__()
         size = image_size, image_size
@@ -57,6 +59,7 @@ class PlainBackbone(nn.Module):
             "input_size": (3, *size),
             "mean": tuple(mean),
             "std": tuple(std),
+            "transform": transform or ImageTransform(size),
         }
         self.patch_embed = SimpleNamespace(img_size=size, strict_img_size=True)
         self.default_patch_size = patch_size
@@ -115,6 +118,7 @@ def plain_target(
     std: Statistics = None,
     image_size: int | None = None,
     classes: Sequence[str] = (),
+    transform: ImageTransform | None = None,
 ) -> TargetModel:
     """Make a target of any module that maps normalised float images (B, 3, S, S) to logits (B, K).
 
@@ -128,6 +132,7 @@ def plain_target(
         std: their standard deviation, likewise.
         image_size: S, the side of the images of its training, in pixels.
         classes: names of the classes in the order of the logits; empty if they are not known.
+        transform: how photos become the images of its training; `None` crops their middle squares.
 
     Returns:
         The target, in eval mode, on the device of the module.
@@ -155,7 +160,7 @@ def plain_target(
     probed = probe(own, image_size)
     head = _take_head(own, probed, image_size)
     width = getattr(head, "in_features", probed.logits.shape[1])
-    backbone = PlainBackbone(own, means, stds, image_size, patch_size, width, probed)
+    backbone = PlainBackbone(own, means, stds, image_size, patch_size, width, probed, transform)
     with torch.no_grad():  # as in `copy_module`
         target = TargetModel(backbone, head).eval()
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view

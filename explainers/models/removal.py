@@ -6,9 +6,10 @@ from math import isqrt
 from typing import Any
 
 import torch
+from timm.layers import PatchEmbed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid, Removal, apply_in_chunks, mask_pixels
@@ -16,17 +17,25 @@ from explainers.models.model import TargetModel
 
 
 def supports_drop(target: TargetModel) -> bool:
-    """Whether tokens of hidden patches can leave the sequence of this target (removal `drop`)."""
-    return isinstance(target.backbone, VisionTransformer | Eva)
+    """Whether tokens of hidden patches can leave the sequence of this target (removal `drop`).
+
+    Each token has to be made of its own patch alone. The stems of hybrids and of ViTamin put neighbours into it.
+    """
+    embed: Any = getattr(target.backbone, "patch_embed", None)
+    alone = isinstance(embed, PatchEmbed) and isinstance(embed.proj, nn.Conv2d)
+    return (
+        isinstance(target.backbone, VisionTransformer | Eva) and alone and embed.proj.kernel_size == embed.proj.stride
+    )
 
 
 @checks_choices
 def check_removal(target: TargetModel, removal: Removal) -> None:
     """Raise an InputError unless this target supports `removal`."""
     if removal == "drop" and not supports_drop(target):
+        mixed = isinstance(target.backbone, VisionTransformer | Eva)
+        reason = "whose stem mixes neighbouring patches" if mixed else "which cannot drop tokens"
         raise InputError(
-            f"expected a ViT for removal=drop, got {target.name}, which cannot drop tokens: take removal=zero or"
-            " removal=black"
+            f"expected a ViT for removal=drop, got {target.name}, {reason}: take removal=zero or removal=black"
         )
 
 

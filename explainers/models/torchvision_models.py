@@ -11,7 +11,9 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
 
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.mapping import Inputs, Mapped, Plan, Table, Unmapped, Weights, linear_part, rename_weights
+from explainers.models.preprocessing import read_processor
 
 VIT: Table = (
     (r"^heads\.", None),
@@ -159,10 +161,14 @@ def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) 
         )
     size = image_size or own
     if weights is None:
-        return Inputs(size or 224, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, "ImageNet's, as torchvision's weights")
+        side = size or 224
+        usual = ImageTransform((side, side), "center", 0.875, "bilinear")
+        origin = "the usual ones of torchvision's weights"
+        return Inputs(side, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, origin, transform=usual)
     try:
-        transform, classes = weights.transforms(), list(weights.meta.get("categories", ()))
-        return Inputs(size or transform.crop_size[0], transform.mean, transform.std, f"those of {weights}", classes)
+        found, classes = read_processor(weights.transforms()), list(weights.meta.get("categories", ()))
+        side = size or found.transform.size[0]
+        return Inputs(side, found.mean, found.std, f"those of {weights}", classes, found.transform)
     except AttributeError as error:
         raise InputError(
             f"expected weights as torchvision names them, such as ResNet50_Weights.DEFAULT, got {weights!r}: load a"

@@ -19,11 +19,12 @@ from explainers.errors import InputError
 from explainers.metrics.pairs import Pairs
 from explainers.report.differences import Compared
 from explainers.report.labels import choose_colours, make_title, names_in
-from explainers.report.overlays import BLUE, CONSTANT, RED, SEQUENTIAL, colour_scale, ends, legend_colours
+from explainers.report.overlays import CONSTANT, OPACITY, PALE, colour_scale, colour_shades, ends, legend_colours
 from explainers.report.tables import rows
 from explainers.results.reading import Results
 
 STEPS = 127  # number of steps from no colour to the full colour of a stored heatmap
+SHADES = torch.linspace(-1, 1, 2 * STEPS + 1)  # that a stored heatmap can have
 LOSSLESS = 96
 """Side in pixels up to which images are stored without loss: compression would blur small images and save little."""
 
@@ -42,7 +43,7 @@ class Picture:
         image: uint8, (3, H, W).
         label: name of its class; `None` if it is unknown.
         classes: name → probability of the explained classes; the first is the one that all explainers explain.
-        heatmaps: explainer → class → heatmap (P, P); an explainer of a single class has only that.
+        heatmaps: explainer → class → heatmap (rows, columns); an explainer of a single class has only that.
         truth: True in the boxes of the object, boolean (H, W); `None` if it is unknown.
         signed: explainer → whether its heatmaps are signed, see `overlay`.
 
@@ -65,8 +66,8 @@ class Picture:
         if truth is not None and (truth.dtype != torch.bool or truth.shape != image.shape[1:]):
             raise self._error(f"truth as booleans {list(image.shape[1:])}", truth)
         for heatmap in (each for by_class in self.heatmaps.values() for each in by_class.values()):
-            if heatmap.dim() != 2 or not 0 < heatmap.shape[0] == heatmap.shape[1] or not heatmap.isfinite().all():
-                raise self._error("finite heatmaps (P, P)", heatmap)
+            if heatmap.dim() != 2 or not heatmap.numel() or not heatmap.isfinite().all():
+                raise self._error("finite heatmaps (rows, columns)", heatmap)
 
     def _error(self, wanted: str, got: Tensor) -> InputError:
         return InputError(f"{self.name}: expected {wanted}, got {got.dtype} {list(got.shape)}: measure again")
@@ -108,9 +109,9 @@ def gallery_html(
     content = {
         "title": title,
         "notes": list(notes),
-        "red": RED,
-        "blue": BLUE,
-        "sequential": SEQUENTIAL,
+        "colours": colour_shades(SHADES).round().int().tolist(),
+        "opacity": OPACITY,
+        "pale": PALE,
         "constant": CONSTANT,
         "legends": [
             {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed)} for signed in (True, False)
@@ -203,7 +204,8 @@ def _picture(picture: Picture, explainers: list[str]) -> dict[str, Any]:
 def _heatmaps(by_class: Mapping[str, Tensor], classes: Iterable[str], signed: bool | None) -> dict[str, Any]:
     if signed is None:
         signed = any(colour_scale(heatmap).signed for heatmap in by_class.values())
-    return {"signed": signed, "maps": [_quantise(by_class.get(each), signed) for each in classes]}
+    columns = next(iter(by_class.values())).shape[1]
+    return {"signed": signed, "columns": columns, "maps": [_quantise(by_class.get(each), signed) for each in classes]}
 
 
 def _url(image: Image.Image, kind: str) -> str:

@@ -26,7 +26,7 @@ def draw_heatmaps(
 
     Args:
         images: uint8, (B, 3, H, W).
-        heatmaps: explainer's name → heatmaps (B, P, P).
+        heatmaps: explainer's name → heatmaps (B, rows, columns).
         truth: True in the boxes of the object, boolean (B, H, W); `None` draws no outlines.
         titles: label of each row.
         signed: explainer's name → whether its heatmaps are signed, see `overlay`.

@@ -9,20 +9,26 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from torch.nn import functional as F
 
 from explainers.errors import InputError, check_range
+from explainers.images.transform import Box
 from explainers.saved.files import printable
 
-RED, BLUE = (220, 20, 40), (20, 60, 220)  # RGB of the highest and the lowest values of signed heatmaps
-SEQUENTIAL = (33, 145, 140), (94, 201, 98), (253, 231, 37)
-"""RGB of unsigned heatmaps, from the low to the high values: the upper half of viridis."""
+STOPS = (40, 60, 255), (40, 120, 255), (60, 180, 255), (230, 40, 20), (255, 120, 0), (255, 220, 0)
+"""RGB of shades from −1 to 1 at even steps: blue speaks against what is explained, red to yellow for it.
 
-GREY = (140, 140, 140)  # RGB of the values without colour in legends; in overlays they have the grey of the image
-IMPORTANCE = "less important", "more important"  # what the ends of the scale of an unsigned heatmap mean
+Colour-blind people tell the signs and the strengths apart, because both ends differ in blueness and lightness."""
+
+OPACITY = 0.75  # of the strongest colours
+PALE = 0.5  # how much of its colour the photo loses below a heatmap, so that the heatmap stands out
+WHITE = 0.6  # how white the grey is where the model does not see the photo
+LINE = 90  # grey of the line around the part that the model sees
+GREY = (200, 200, 200)  # RGB below the colours of legends
+UNSEEN = "; grey: not seen by the model"
 CONSTANT = "constant: no patch differs from another"
 """What pictures say of a heatmap whose patches have one value, which has no colours."""
 
+SIZE = 640  # longer side of a panel in pixels
 TEXT = (28, 30, 33)  # RGB of letters
 PIXELATED = 160  # side in pixels up to which images are enlarged without interpolation: it would blur them
 SATURATED = 0.05  # fraction of patches that have the full colour, so that one outlier does not make all others pale
@@ -48,7 +54,7 @@ class ColourScale:
         return self.limit == 0
 
     def shades(self, heatmap: Tensor) -> Tensor:
-        """The strength of the colour of each patch: from −1, the full blue, or from 0 if unsigned, to 1."""
+        """The strength of the colour of each patch: from −1, or from 0 if unsigned, to 1; see `colour_shades`."""
         if self.constant:
             return torch.zeros(heatmap.shape)
         return ((heatmap.detach().float().cpu() - self.centre) / self.limit).clamp(-1 if self.signed else 0, 1)
@@ -80,43 +86,57 @@ def colour_scale(heatmap: Tensor, signed: bool | None = None) -> ColourScale:
     return ColourScale(centre, limit.item() or distances.max().item(), signed)
 
 
-def colour_shades(shades: Tensor, signed: bool) -> Tensor:
-    """The colours of `ColourScale.shades` (...) at full opacity, RGB from 0 to 255: (..., 3)."""
-    if signed:
-        return torch.where(shades[..., None] > 0, torch.tensor(RED), torch.tensor(BLUE)).float()
-    stops = torch.tensor(SEQUENTIAL).float()
-    at = shades * (len(stops) - 1)
+def colour_shades(shades: Tensor) -> Tensor:
+    """RGB and opacity, from 0 to 255, of shades from −1 to 1 (...): (..., 4).
+
+    >>> colour_shades(torch.tensor([-1.0, 0.2, 1.0])).round().tolist()
+    [[40.0, 60.0, 255.0, 255.0], [230.0, 40.0, 20.0, 23.0], [255.0, 220.0, 0.0, 255.0]]
+    """
+    stops = torch.tensor(STOPS).float()
+    at = (shades + 1) / 2 * (len(stops) - 1)
     lower = at.long().clamp(max=len(stops) - 2)
-    return stops[lower].lerp(stops[lower + 1], (at - lower)[..., None])
+    opacity = 255 * shades.abs() ** 1.5  # weak values stay in the background
+    return torch.cat([stops[lower].lerp(stops[lower + 1], (at - lower)[..., None]), opacity[..., None]], -1)
 
 
 def legend_colours(signed: bool, count: int) -> list[list[int]]:
-    """RGB of the scale from its lowest to its highest shade, in `count` even steps."""
-    shades = torch.linspace(-1 if signed else 0, 1, count)
+    """RGB of the scale from its lowest to its highest shade over grey, in `count` even steps."""
+    *rgb, opacity = colour_shades(torch.linspace(-1 if signed else 0, 1, count)).unbind(-1)
     grey = torch.tensor(GREY).float()
-    return grey.lerp(colour_shades(shades, signed), shades.abs()[:, None]).round().int().tolist()
+    return grey.lerp(torch.stack(rgb, -1), OPACITY * opacity[:, None] / 255).round().int().tolist()
 
 
-def ends(signed: bool, explained: str = "class") -> tuple[str, ...]:
-    """What the scale says, from its lowest to its highest value, when a `class` or a `text` is explained."""
-    return (f"opposes the {explained}", "0", "supports it") if signed else IMPORTANCE
+def ends(signed: bool, explained: str = "the class") -> tuple[str, ...]:
+    """What the scale says, from its lowest to its highest value.
+
+    >>> ends(True, "zebra")
+    ('speaks against zebra', 'no effect', 'speaks for zebra')
+    """
+    words = f"speaks against {explained}", "no effect", f"speaks for {explained}"
+    return words if signed else (f"less important for {explained}", "more important")
 
 
 def overlay(
-    image: Tensor, heatmap: Tensor, opacity: float = 0.8, smooth: bool = False, signed: bool | None = None
+    image: Tensor,
+    heatmap: Tensor,
+    opacity: float = OPACITY,
+    smooth: bool = True,
+    signed: bool | None = None,
+    box: Box | None = None,
 ) -> Tensor:
-    """Lay a heatmap over the grey image, in colours that become stronger with its values.
+    """Lay a heatmap over an image, in colours that become stronger with its values.
 
-    A signed heatmap is red above 0 and blue below; the strongest values of both signs share one scale. An unsigned one
-    has no colour at its lowest values, and turns over green to yellow. A constant one has no colours.
+    A signed heatmap is red to yellow above 0 and blue below; the strongest values of both signs share one scale. An
+    unsigned one has no colour at its lowest values. A constant one has no colours. See `fade` for the image below.
 
     Args:
         image: uint8, (3, H, W).
-        heatmap: (P, P); higher is more important.
+        heatmap: (rows, columns); higher is more important.
         opacity: opacity of the strongest colours, from 0 to 1.
-        smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
+        smooth: interpolate bicubically between the centres of patches; otherwise patches have sharp edges.
         signed: whether values below 0 oppose what is explained, as the attribute `signed` of the explainer says; `None`
             for whether there are any.
+        box: where in the image the heatmap is, in pixels; `None` for all of it.
 
     Returns:
         uint8, (3, H, W).
@@ -125,91 +145,135 @@ def overlay(
         InputError: unless both are of one image, and for NaN.
 
     >>> image = torch.full((3, 2, 2), 100, dtype=torch.uint8)
-    >>> overlay(image, torch.tensor([[0.0, 0.0], [0.0, 1.0]]), opacity=1, signed=True)[:, 1].tolist()
-    [[100, 220], [100, 20], [100, 40]]
+    >>> overlay(image, torch.tensor([[0.0, 0.0], [0.0, 1.0]]), opacity=1, smooth=False, signed=True)[:, 1].tolist()
+    [[100, 255], [100, 220], [100, 0]]
     """
     check_drawn(image, heatmap, opacity)
-    scale = colour_scale(heatmap, signed)
-    mode = "bilinear" if smooth else "nearest"
-    shades = F.interpolate(scale.shades(heatmap)[None, None], image.shape[-2:], mode=mode)[0, 0]  # (H, W)
-    grey = image.cpu().float().mean(0)[..., None]
-    strength = opacity * shades.abs()[..., None]
-    return grey.lerp(colour_shades(shades, scale.signed), strength).round().to(torch.uint8).permute(2, 0, 1)
+    left, top, right, bottom = _round_box(image, box)
+    shades = enlarge_shades(colour_scale(heatmap, signed).shades(heatmap), (bottom - top, right - left), smooth)
+    colours = colour_shades(shades[max(-top, 0) :, max(-left, 0) :]).permute(2, 0, 1)
+    drawn = fade(image, box).float()
+    below = drawn[:, max(top, 0) : bottom, max(left, 0) : right]
+    colours = colours[:, : below.shape[1], : below.shape[2]]
+    below.lerp_(colours[:3], opacity * colours[3] / 255)
+    return drawn.round().to(torch.uint8)
 
 
-def check_drawn(image: Tensor, heatmap: Tensor, opacity: float) -> None:
+def fade(image: Tensor, box: Box | None = None, pale: float = PALE) -> Tensor:
+    """Prepare an image (3, H, W) for a heatmap: paler colours in its `box`, light grey and a thin line around it."""
+    pixels = image.cpu().float()
+    grey = pixels.mean(0).expand_as(pixels)
+    left, top, right, bottom = _round_box(image, box)
+    faded = grey.lerp(torch.tensor(255.0), WHITE)
+    line = max(1, max(pixels.shape) // 300)
+    faded[:, max(top - line, 0) : bottom + line, max(left - line, 0) : right + line] = LINE
+    inside = slice(None), slice(max(top, 0), bottom), slice(max(left, 0), right)
+    faded[inside] = pixels[inside].lerp(grey[inside], pale)
+    return faded.round().to(torch.uint8)
+
+
+def enlarge_shades(shades: Tensor, size: tuple[int, int], smooth: bool) -> Tensor:
+    """Enlarge shades (rows, columns) to a `size` (H, W), bicubically or with sharp patches."""
+    kind = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+    enlarged = torch.from_numpy(np.array(Image.fromarray(shades.numpy()).resize(size[::-1], kind)))
+    return enlarged.clamp(*shades.aminmax())  # bicubic curves swing beyond
+
+
+def _round_box(image: Tensor, box: Box | None) -> tuple[int, int, int, int]:
+    """A box in an image (3, H, W) in whole pixels; `None` for the whole image."""
+    left, top, right, bottom = (0, 0, image.shape[2], image.shape[1]) if box is None else map(round, box)
+    return left, top, right, bottom
+
+
+def check_drawn(image: Tensor, heatmap: Tensor, opacity: float = OPACITY) -> None:
     """Raise an InputError unless image and heatmap can be drawn with this opacity."""
     check_range(0, 1, opacity=opacity)
     if image.dim() != 3 or len(image) != 3 or image.dtype != torch.uint8 or heatmap.dim() != 2:
         raise InputError(
-            f"expected one uint8 image (3, H, W) and one heatmap (P, P), got {image.dtype} {list(image.shape)} and"
-            f" {list(heatmap.shape)}: take one of a batch, as in overlay(images[0], heatmaps[0])"
+            f"expected one uint8 image (3, H, W) and one heatmap (rows, columns), got {image.dtype} {list(image.shape)}"
+            f" and {list(heatmap.shape)}: take one of a batch, as in overlay(images[0], heatmaps[0])"
         )
     if not heatmap.isfinite().all():
         raise InputError("expected a finite heatmap, got NaN or infinity: it has no colours")
 
 
-def draw_annotated(
-    image: Tensor,
+def draw_on_photo(
+    photo: Image.Image,
     heatmap: Tensor,
-    title: str,
-    opacity: float = 0.8,
-    smooth: bool = False,
-    size: int | None = None,
-    legend: bool = True,
-    explained: str = "class",
-    method: str = "",
+    box: Box | None = None,
+    size: int = SIZE,
+    smooth: bool = True,
     signed: bool | None = None,
 ) -> Image.Image:
-    """Draw the `overlay` of an image large, below a title and above a legend of its colours.
+    """Draw the `overlay` of a heatmap over a photo whose longer side gets `size` pixels, from 192 to 8192.
 
-    A picture of a constant heatmap says so below the title, and has no legend.
+    `box` is in pixels of the photo as it is; where the photo is outside of it, it is grey.
+    """
+    check_range(192, 8192, size=size)
+    small = fit_photo(photo, size)
+    placed = box and scale_box(box, photo, small)
+    return to_pillow(overlay(to_tensor(small), heatmap, OPACITY, smooth, signed, placed))
+
+
+def draw_annotated(
+    photo: Image.Image,
+    heatmap: Tensor,
+    title: str,
+    explained: str,
+    method: str,
+    box: Box | None = None,
+    size: int = SIZE,
+    smooth: bool = True,
+    signed: bool | None = None,
+) -> Image.Image:
+    """Draw a photo, and beside it the heatmap over the photo, below a title and above a legend of the colours.
+
+    A picture of a constant heatmap says so below the title, and has no legend. Wide photos stand above one another.
 
     Args:
-        image: uint8, (3, H, W).
-        heatmap: (P, P); higher is more important.
+        photo: upright RGB.
+        heatmap: (rows, columns); higher is more important.
         title: such as the class and its probability; a long one is wrapped to two lines and shortened in the middle.
             Characters that no font of the machine has become boxes.
-        opacity: see `overlay`, as for `smooth` and `signed`.
-        size: longer side of the overlay in pixels, from 192 to 8192; by default that of the image, and at least 448.
-        legend: whether to draw the legend.
-        explained: what the legend says that patches oppose: the class, or such as the `text`.
+        explained: the class or text, for the legend.
         method: what computed the heatmap, in small letters below the title.
+        box: where in the photo the heatmap is, see `draw_on_photo`, as for `size` and `smooth`.
+        signed: see `overlay`.
 
-    >>> image = torch.zeros(3, 32, 32, dtype=torch.uint8)
-    >>> draw_annotated(image, torch.eye(4), "tabby 0.83", size=320, legend=False).size
-    (340, 360)
+    >>> draw_annotated(Image.new("RGB", (32, 32)), torch.eye(4), "tabby 0.83", "tabby", "GAE", size=320).size
+    (676, 438)
     """
-    check_drawn(image, heatmap, opacity)
-    side = max(448, *image.shape[1:]) if size is None else size
-    check_range(192, 8192, size=side)
     scale = colour_scale(heatmap, signed)
-    picture = to_pillow(overlay(resize_image(image, side), heatmap, opacity, smooth, scale.signed))
-    width = max(picture.width, 192)
-    legend = legend and not scale.constant
-    subtitles = [method, CONSTANT if scale.constant else ""]
-    canvas, draw, margin, top = titled_canvas(width, picture.height, side, title, subtitles, legend)
-    canvas.paste(picture, (margin + (width - picture.width) // 2, top))
-    if legend:
-        corner = margin, top + picture.height + margin
-        draw_legend(draw, corner, width, scale.signed, ends(scale.signed, explained))
+    drawn = draw_on_photo(photo, heatmap, box, size, smooth, scale.signed)
+    gap, stacked = size // 32, drawn.width > 2 * drawn.height
+    along, down = (0, drawn.height + gap) if stacked else (drawn.width + gap, 0)
+    width, height = max(drawn.width + along, size), drawn.height + down
+    what = "what speaks for and against it" if scale.signed else "what is important for it"
+    whole = box is None or max(box[:2]) <= 0 and box[2] >= photo.width and box[3] >= photo.height
+    lines = [f"{what}, by {method}{'' if whole else UNSEEN}", CONSTANT if scale.constant else ""]
+    canvas, draw, margin, top = titled_canvas(width, height, title, lines, not scale.constant)
+    left = margin + (width - drawn.width - along) // 2
+    canvas.paste(fit_photo(photo, size), (left, top))
+    canvas.paste(drawn, (left + along, top + down))
+    if not scale.constant:
+        draw_legend(draw, (margin, top + height + margin), width, scale.signed, ends(scale.signed, explained))
     return canvas
 
 
 def titled_canvas(
-    width: int, height: int, side: int, title: str, subtitles: Sequence[str], legend: bool
+    width: int, height: int, title: str, subtitles: Sequence[str], legend: bool = True
 ) -> tuple[Image.Image, ImageDraw.ImageDraw, int, int]:
-    """A white canvas with a title of two lines at most, and a smaller line of each subtitle that is not empty.
+    """A white canvas with a title of two lines at most, and smaller lines of each subtitle that is not empty.
 
-    Letters follow `side`, in pixels. Returns the canvas, what draws on it, its margin, and the top of the picture.
+    Letters follow the width, in pixels. Returns the canvas, what draws on it, its margin, and the top of the picture.
     """
-    margin, lines = side // 32, []
-    small = [(subtitle, side / 28, side // 20, 1) for subtitle in subtitles]
-    for text, size, step, most in [(title, side / 20, side // 16, 2), *small]:
+    margin, lines = width // 48, []
+    small = [(subtitle, width / 42, width // 32) for subtitle in subtitles]
+    for text, size, step in [(title, width / 28, width // 22), *small]:
         font = font_for(text, size)
-        lines += [(line, font, step) for line in wrap_title(text, width, font.getlength, most)]
+        lines += [(line, font, step) for line in wrap_title(text, width, font.getlength)]
     top = margin + sum(step for *_, step in lines)
-    below = side // 10 if legend else 0
+    below = width // 15 if legend else 0
     canvas = Image.new("RGB", (width + 2 * margin, top + height + margin + below), "white")
     draw = ImageDraw.Draw(canvas)
     at = margin // 2
@@ -219,13 +283,27 @@ def titled_canvas(
     return canvas, draw, margin, top
 
 
-def resize_image(image: Tensor, side: int) -> Tensor:
-    """Resize an image (3, H, W) so that its longer side has `side` pixels."""
-    height, width = image.shape[1:]
-    longer = max(height, width)
-    size = max(1, round(width * side / longer)), max(1, round(height * side / longer))
+def fit_photo(photo: Image.Image, size: int) -> Image.Image:
+    """Resize a photo so that its longer side has `size` pixels."""
+    longer = max(photo.size)
+    width, height = (max(1, round(side * size / longer)) for side in photo.size)
     kind = Image.Resampling.NEAREST if longer <= PIXELATED else Image.Resampling.BICUBIC
-    return torch.from_numpy(np.array(to_pillow(image).resize(size, kind))).permute(2, 0, 1)
+    return photo.resize((width, height), kind, reducing_gap=2)
+
+
+def scale_box(box: Box, photo: Image.Image, small: Image.Image) -> Box:
+    """The same box of a photo in another size of it.
+
+    >>> scale_box((0, 10, 20, 30), Image.new("RGB", (40, 60)), Image.new("RGB", (80, 30)))
+    (0.0, 5.0, 40.0, 15.0)
+    """
+    across, down = small.width / photo.width, small.height / photo.height
+    return box[0] * across, box[1] * down, box[2] * across, box[3] * down
+
+
+def to_tensor(photo: Image.Image) -> Tensor:
+    """An RGB picture as a uint8 image (3, H, W)."""
+    return torch.from_numpy(np.array(photo)).permute(2, 0, 1)
 
 
 def to_pillow(image: Tensor) -> Image.Image:
@@ -236,15 +314,19 @@ def to_pillow(image: Tensor) -> Image.Image:
 def draw_legend(
     draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int, signed: bool, words: Sequence[str]
 ) -> None:
-    """Draw a bar from the colour of the lowest value to that of the highest, and below it two or three words."""
+    """Draw a bar from the colour of the lowest value to that of the highest, and below it two or three words.
+
+    Words that are too long are shortened.
+    """
     left, top = corner
-    height = width // 40
+    height = width // 60
     for column, colour in enumerate(legend_colours(signed, width)):
         draw.line([(left + column, top), (left + column, top + height)], tuple(colour))
-    font = ImageFont.load_default(max(9, width / 28))
     places = (("la", 0), ("ma", 0.5), ("ra", 1)) if len(words) == 3 else (("la", 0), ("ra", 1))
     for text, (anchor, share) in zip(words, places, strict=True):
-        draw.text((left + share * width, top + 1.4 * height), text, TEXT, font, anchor)
+        font = font_for(text, width / 42)
+        (line,) = wrap_title(text, 0.42 * width, font.getlength, 1)
+        draw.text((left + share * width, top + 1.4 * height), line, TEXT, font, anchor)
 
 
 def font_for(text: str, size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:

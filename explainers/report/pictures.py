@@ -240,7 +240,7 @@ def log_pictures(logger: Any, task: str, pictures: Sequence[Picture]) -> None:
 
     def drawn(picture: Picture, explainer: str, heatmap: Tensor) -> Any:
         scale = colour_scale(heatmap, picture.signed.get(explainer))
-        colours = "red supports the class, blue opposes it" if scale.signed else "yellow is more important"
+        colours = "yellow speaks for the class, blue against it" if scale.signed else "yellow is more important"
         return shown(overlay(picture.image, heatmap, signed=scale.signed), CONSTANT if scale.constant else colours)
 
     rows = []

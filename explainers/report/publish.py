@@ -12,7 +12,7 @@ from explainers.report.differences import compare_pairs, difference_tables
 from explainers.report.gallery import Picture, gallery_html
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.report.labels import make_title
-from explainers.report.overlays import draw_annotated
+from explainers.report.overlays import draw_annotated, to_pillow
 from explainers.report.pictures import find_stale_heatmaps, picture_file, read_pictures
 from explainers.report.tables import Reference, format_tables
 from explainers.results.file import row_keys
@@ -137,7 +137,8 @@ def _write_overlays(pictures: Sequence[Picture], folder: Path, every_class: bool
         for explainer, heatmaps in picture.heatmaps.items():
             for own, heatmap in list(heatmaps.items())[: None if every_class else 1]:
                 title, signed = f"{own} {picture.classes[own]:.2f}", picture.signed.get(explainer)
-                drawn = draw_annotated(picture.image, heatmap, title, method=make_title(explainer), signed=signed)
+                words = title, own, make_title(explainer)
+                drawn = draw_annotated(to_pillow(picture.image), heatmap, *words, signed=signed)
                 of_class = f"_{file_name(own, 40)}" if every_class and len(heatmaps) > 1 else ""
                 path = folder / f"{number:04d}_{image}_{file_name(explainer, 60)}{of_class}.png"
                 earlier.discard(path)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from explainers.errors import check_range
-from explainers.report.overlays import check_drawn, draw_legend, overlay, resize_image, titled_canvas, to_pillow
+from explainers.report.overlays import SIZE, draw_legend, draw_on_photo, titled_canvas, to_pillow
 
 LIKENESS = "unlike the other", "0", "like the other"  # what the lowest value, 0 and the highest value mean
 MARKS = (250, 204, 21), (34, 197, 94), (6, 182, 212), (249, 115, 22), (232, 121, 249)
@@ -22,47 +21,47 @@ def side_by_side(
     heatmaps: tuple[Tensor, Tensor],
     pairs: Sequence[Pair],
     title: str,
-    opacity: float = 0.8,
-    smooth: bool = False,
-    size: int | None = None,
-    legend: bool = True,
-    method: str = "",
+    method: str,
+    size: int = SIZE,
+    smooth: bool = True,
 ) -> Image.Image:
     """Draw two heatmaps over their images, and numbered lines between patches that match.
 
     For other arguments see `draw_annotated`.
 
     Args:
-        images: uint8, (3, S, S) each.
-        heatmaps: (P, P) each; higher is more like the other image.
+        images: uint8, (3, H, W) each.
+        heatmaps: (rows, columns) each; higher is more like the other image.
         pairs: see `Pair`.
-        size: side of each image in pixels, from 192 to 8192; by default that of the larger image, and at least 448.
     """
-    for image, heatmap in zip(images, heatmaps, strict=True):
-        check_drawn(image, heatmap, opacity)
-    side = max(448, *images[0].shape[1:], *images[1].shape[1:]) if size is None else size
-    check_range(192, 8192, size=side)
-    gap = side // 8
-    width = 2 * side + gap
-    canvas, draw, margin, top = titled_canvas(width, side, side, title, [method], legend)
-    corners = (margin, top), (margin + side + gap, top)
-    for corner, image, heatmap in zip(corners, images, heatmaps, strict=True):
-        canvas.paste(to_pillow(overlay(resize_image(image, side), heatmap, opacity, smooth, signed=True)), corner)
-    sides = [len(heatmap) for heatmap in heatmaps]
+    drawn = [
+        draw_on_photo(to_pillow(image), heatmap, None, size, smooth, signed=True)
+        for image, heatmap in zip(images, heatmaps, strict=True)
+    ]
+    across, down = drawn[0].size
+    gap = size // 8
+    width = 2 * across + gap
+    canvas, draw, margin, top = titled_canvas(width, down, title, [f"by {method}"])
+    corners = (margin, top), (margin + across + gap, top)
+    for corner, each in zip(corners, drawn, strict=True):
+        canvas.paste(each, corner)
     for number, pair in reversed(list(enumerate(pairs))):  # the strongest last, over the others
-        boxes = [_box(patch, across, corner, side) for patch, across, corner in zip(pair, sides, corners, strict=True)]
-        _draw_pair(draw, boxes, number, max(side // 200, 2), side / 24)
-    if legend:
-        draw_legend(draw, (margin, top + side + margin), side, True, LIKENESS)
+        boxes = [
+            _box(patch, heatmap, corner, (across, down))
+            for patch, heatmap, corner in zip(pair, heatmaps, corners, strict=True)
+        ]
+        _draw_pair(draw, boxes, number, max(size // 200, 2), size / 24)
+    draw_legend(draw, (margin, top + down + margin), width, True, LIKENESS)
     return canvas
 
 
-def _box(patch: int, across: int, corner: tuple[int, int], side: int) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of a patch on the canvas."""
-    row, column = divmod(patch, across)
-    step = side / across
-    left, top = corner[0] + column * step, corner[1] + row * step
-    return left, top, left + step, top + step
+def _box(patch: int, heatmap: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> tuple[float, ...]:
+    """Left, top, right and bottom of a patch on the canvas, of an image with its corner and `size` (W, H) there."""
+    rows, columns = heatmap.shape
+    row, column = divmod(patch, columns)
+    width, height = size[0] / columns, size[1] / rows
+    left, top = corner[0] + column * width, corner[1] + row * height
+    return left, top, left + width, top + height
 
 
 def _draw_pair(

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import re
+import shlex
 import sys
 import textwrap
 import warnings
@@ -214,8 +215,24 @@ def explain_command_error(error: Exception, configs: Path) -> str:
         suggestion = f"did you mean {unknown[2]}?" if unknown[2] else suggest_names(unknown[1], groups)
         return f"no group {unknown[1]} in the config of this program: {suggestion}"
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: {text.partition(' See https')[0]}: write key=value, or quote it"
+        key, _, value = str(error.override).partition("=")
+        advice = f"quote the value, as in {quote_value(key, value)}" if value else "write key=value"
+        return f"cannot read {error.override!r}: {text.partition(' See https')[0]}: {advice}"
+    ambiguous = re.match(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.", text)
+    if ambiguous:
+        key, value = ambiguous.groups()
+        listed = shlex.quote(f"{key}=[{value}]")
+        return f"several values for {key}: quote the value, as in {quote_value(key, value)}, or give a list: {listed}"
     return text
+
+
+def quote_value(key: str, value: str) -> str:
+    """A setting whose value has characters of Hydra's grammar, as it is typed into a shell.
+
+    >>> print(quote_value("weights", "epoch=3.pth"))
+    'weights="epoch=3.pth"'
+    """
+    return shlex.quote(f'{key}="{value}"')
 
 
 def explain_run_error(error: BaseException) -> str | None:

@@ -137,7 +137,7 @@ def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
     """
     given = json.loads(settings)
     name = given.get("model_name", "")
-    if given.get("_target_") == "timm.create_model" and ":" not in name and not is_in_timm(name):
+    if given.get("_target_", "").endswith(".create_model") and ":" not in name and not is_in_timm(name):
         raise InputError(f"no model named {name} in timm: {similar_targets(name)}")
     without_weights = {"pretrained": False, "checkpoint_path": ""}
     own = given.get("_target_") == "explainers.models.as_target"

@@ -17,6 +17,7 @@ from explainers.metrics.means import Mean, Metric, Ratios
 from explainers.models import TargetModel
 from explainers.models.functionals import score_functionals
 from explainers.models.inputs import check_labels, validate_classes
+from explainers.models.names import match_classes
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
 from explainers.training.network_explainer import gather_processes
@@ -244,7 +245,12 @@ class SelfExplaining(TrainingModule):
     def _head(self, data: Any) -> FixedHead:
         """Build the fixed head: the model's own head, or one for the classes of a datamodule."""
         if self.projection is None:
-            self.target.check_classes(list(getattr(data, "classes", ())))
+            classes = list(getattr(data, "classes", ()))
+            if match_classes(classes, self.target) != list(range(self.target.num_classes)):
+                raise InputError(
+                    f"expected images of all classes of the head in its order, got {len(classes)} classes in another:"
+                    " give the images of its training, or module.projection"
+                )
             return fix_own_head(self.target, self.reading, self.patch_scale)
         self.target.classes = list(data.classes)
         weight = self.projection(self.target.eval(), data).to(self.device)

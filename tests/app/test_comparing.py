@@ -81,8 +81,8 @@ def test_pictures_show_both_images_and_the_ties(target, anyhead, tmp_path):
     assert picture.width > 2 * 448 > picture.height > 448
     without = comparison.picture(ties=0)
     assert without.size == picture.size and not np.array_equal(without, picture)
-    smaller = comparison.picture(size=200, legend=False, smooth=True)
-    assert smaller.width == 2 * 200 + 25 + 12 and smaller.height < 250
+    smaller = comparison.picture(size=200, smooth=False)
+    assert smaller.width == 2 * 200 + 25 + 2 * (425 // 48) and smaller.height < 300
     assert np.array_equal(Image.open(comparison.save(tmp_path / "new" / "a.png")), picture)
     assert "similarity" in comparison._repr_html_()
     with pytest.raises(InputError, match="^expected another file than the image itself, got cat.png: rename it$"):

@@ -232,8 +232,8 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
     IMAGE.save(photo)
     explanation = explainers.explain(photo, target, method="Chance", top=3)
     explained = explanation.explained
-    title = f"{explained.name} {explained.score:.2f}"
-    expected = draw_annotated(explanation.image, explanation.heatmap, title, method="Chance", signed=False)
+    words = explanation.title, explained.name, "Chance"
+    expected = draw_annotated(IMAGE.convert("RGB"), explanation.heatmap, *words, explanation.box, signed=False)
     assert np.array_equal(explanation.picture(), expected)
     path = explanation.save(tmp_path / "new" / "a.png", size=320)
     assert np.array_equal(Image.open(path), explanation.picture(size=320))

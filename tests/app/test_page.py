@@ -21,7 +21,7 @@ from explainers.errors import InputError
 from explainers.likeness import likeness
 from explainers.masking import level_sizes
 from explainers.posthoc import build
-from explainers.report.overlays import CONSTANT, colour_scale, legend_colours, overlay
+from explainers.report.overlays import CONSTANT, colour_scale, ends, fade, legend_colours, overlay
 from explainers.text import TextExplainer, TextHead
 
 VIEW = {answer.__name__: answer for answer in VIEWS}
@@ -95,57 +95,57 @@ def test_the_model_sees_no_mask_twice(shown, monkeypatch):
 
 def test_an_opened_image_has_all_that_the_browser_draws(shown):
     found = describe_image(shown)
-    pictures = [Image.open(io.BytesIO(base64.b64decode(found[name].split(",")[1]))) for name in ("picture", "grey")]
-    assert [(each.format, each.size, each.mode) for each in pictures] == [
-        ("JPEG", (PICTURE_SIZE, PICTURE_SIZE), "RGB"),
-        ("JPEG", (PICTURE_SIZE, PICTURE_SIZE), "L"),
-    ]
+    pictures = [Image.open(io.BytesIO(base64.b64decode(found[name].split(",")[1]))) for name in ("picture", "pale")]
+    size = PICTURE_SIZE * 60 // 80, PICTURE_SIZE  # of the whole photo
+    assert [(each.format, each.size, each.mode) for each in pictures] == [("JPEG", size, "RGB")] * 2
+    assert found["box"] == (0, size[0] / 6, size[0], size[0] * 7 / 6)  # the middle square
+    for each, pale in zip(pictures, (0, 0.5), strict=True):
+        expected = fade(torch.from_numpy(np.array(shown.picture)).permute(2, 0, 1), found["box"], pale)
+        assert np.abs(np.array(each) - expected.permute(1, 2, 0).numpy().astype(float)).mean() < 8
     most = shown.probabilities.topk(5)
     assert [[index, value] for index, _, value in found["classes"]] == [
         [index, pytest.approx(value)] for index, value in zip(most.indices.tolist(), most.values.tolist(), strict=True)
     ]
-    assert found["side"] == 4 and re.fullmatch(r"rgb\(\d+, \d+, \d+\)", found["hiding"])
+    assert (found["rows"], found["columns"]) == (4, 4) and re.fullmatch(r"rgb\(\d+, \d+, \d+\)", found["hiding"])
 
 
-def bytes_of(colours):
-    """The pixels (4, P, P) of the base64 of RGBA bytes."""
-    found = torch.tensor(list(base64.b64decode(colours)))
-    return found.unflatten(0, (round((len(found) / 4) ** 0.5), -1, 4)).permute(2, 0, 1).float()
+def tile_of(tile):
+    """The pixels (4, H, W) of the base64 of RGBA bytes, and a width."""
+    return torch.tensor(list(base64.b64decode(tile[0]))).unflatten(0, (-1, tile[1], 4)).permute(2, 0, 1).float()
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_colours_over_the_grey_image_are_the_overlay(signed):
-    image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
-    heatmap = torch.randn(4, 4)
-    colours = bytes_of(encode_colours(heatmap, colour_scale(heatmap, signed)))
-    *colours, strength = colours.repeat_interleave(2, 1).repeat_interleave(2, 2)
-    grey = image.float().mean(0)
-    blended = grey + 0.6 * strength / 255 * (torch.stack(colours) - grey)
-    assert (blended - overlay(image, heatmap, opacity=0.6, signed=signed)).abs().max() <= 1
+@pytest.mark.parametrize(("kind", "finer"), [("patches", 1), ("smooth", 128 // 5)])
+def test_colours_over_the_pale_image_are_the_overlay(signed, kind, finer):
+    image = torch.randint(256, (3, 4 * finer, 5 * finer), dtype=torch.uint8)
+    heatmap = torch.randn(4, 5)
+    *colours, opacity = tile_of(encode_colours(heatmap, colour_scale(heatmap, signed))[kind])
+    blended = fade(image) + opacity / 255 * (torch.stack(colours) - fade(image))
+    assert (blended - overlay(image, heatmap, smooth=kind == "smooth", signed=signed)).abs().max() <= 1.5
 
 
 def test_heatmaps_of_every_class_and_method(shown):
     for method in ("Occlusion", "GAE"):
         reply = VIEW["heatmap"](shown, method, 3)
-        assert sorted(reply["order"]) == list(range(16)) and len(base64.b64decode(reply["colours"])) == 64
+        assert sorted(reply["order"]) == list(range(16)) and tile_of(reply["tiles"]["patches"]).shape == (4, 4, 4)
         assert reply["class"] == [3, "class 3", shown.probabilities[3].item()]
         signed = method == "Occlusion"
-        assert reply["legend"]["words"] == (("opposes", "0", "supports") if signed else ("less", "more important"))
+        assert reply["legend"]["words"] == ends(signed, "it")
         assert reply["legend"]["colours"] == legend_colours(signed, 9)
 
 
 def test_a_constant_heatmap_has_a_sentence_in_place_of_a_legend(shown):
     shown._heatmaps["GAE", 3] = torch.full((4, 4), 0.3)
     reply = VIEW["heatmap"](shown, "GAE", 3)
-    assert reply["legend"] == {"colours": [], "words": [CONSTANT]} and bytes_of(reply["colours"])[3].max() == 0
+    assert reply["legend"] == {"colours": [], "words": [CONSTANT]} and tile_of(reply["tiles"]["smooth"])[3].max() == 0
 
 
 def test_the_picture_to_keep_has_all_methods_and_a_plain_name(shown):
     shown.name = "../my cat.jpeg"
-    reply = VIEW["picture"](shown, ["Occlusion", "GAE"], 3, 0.5, True)
+    reply = VIEW["picture"](shown, ["Occlusion", "GAE"], 3, True)
     picture = Image.open(io.BytesIO(base64.b64decode(reply["url"].split(",")[1])))
     assert reply["file"] == "my_cat_Occlusion_GAE_class_3.png" and picture.format == "PNG"
-    assert picture.width >= 2 * PICTURE_SIZE and picture.height > PICTURE_SIZE
+    assert picture.height >= 2 * PICTURE_SIZE and picture.width > 2 * shown.picture.width
 
 
 def test_labels_of_curves_are_text():
@@ -189,7 +189,7 @@ def test_texts_are_explained_and_tested_like_classes(prompted):
     order = prompted.orders("GAE", Text("a cat"))[0].tolist()
     half = order[: level_sizes(16, LEVELS)[5]]
     assert curve[5] == pytest.approx(prompted.scores(Text("a cat"), [half])[0], abs=1e-5)
-    assert VIEW["picture"](prompted, ["GAE"], "a cat", 0.8, False)["file"].endswith("a_cat.png")
+    assert VIEW["picture"](prompted, ["GAE"], "a cat", False)["file"].endswith("a_cat.png")
 
 
 def test_texts_are_told_apart_from_the_others(prompted):
@@ -198,8 +198,8 @@ def test_texts_are_told_apart_from_the_others(prompted):
     slow = TextExplainer(built, prompted.session.text_head, "a cat", others)
     expected = slow(prompted.image, torch.tensor([0]))[0]
     torch.testing.assert_close(prompted.heatmap("GAE", Text("a cat", tuple(others))), expected, rtol=1e-3, atol=1e-5)
-    colours = VIEW["heatmap"](prompted, "GAE", "a cat", others)["colours"]
-    assert colours == encode_colours(expected, colour_scale(expected, signed=False))
+    tiles = VIEW["heatmap"](prompted, "GAE", "a cat", others)["tiles"]
+    assert tiles == encode_colours(expected, colour_scale(expected, signed=False))
     assert (
         VIEW["curves"](prompted, ["GAE"], "a cat", "most", others)["values"]
         != VIEW["curves"](prompted, ["GAE"], "a cat", "most")["values"]
@@ -232,8 +232,8 @@ def test_two_images_have_heatmaps_and_pairs_of_patches(shown, session):
     steps = np.frombuffer(base64.b64decode(reply["pairs"]), dtype=np.int16).astype(float)
     np.testing.assert_allclose(steps.reshape(16, 16) * reply["scale"], expected.pairs[0], atol=reply["scale"])
     heatmaps = expected.of_first[0], expected.of_second[0]
-    for colours, heatmap in zip(reply["colours"], heatmaps, strict=True):
-        assert colours == encode_colours(heatmap, colour_scale(heatmap, signed=True))
+    for tiles, heatmap in zip(reply["tiles"], heatmaps, strict=True):
+        assert tiles == encode_colours(heatmap, colour_scale(heatmap, signed=True))
     assert reply["ties"][0] == list(divmod(int(expected.pairs.argmax()), 16))
 
 

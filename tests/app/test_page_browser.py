@@ -78,8 +78,9 @@ class Page:
     def hidden(self, canvas=0):
         """The number of grey patches in a tested picture: those with the mean colour of the toy's normalisation."""
         script = """
-            const canvas = document.querySelectorAll(".tests canvas")[arguments[0]], step = canvas.width / 4;
-            const at = (i) => [((i % 4) + 0.5) * step, (Math.floor(i / 4) + 0.5) * step, 1, 1];
+            const canvas = document.querySelectorAll(".tests canvas")[arguments[0]], step = canvas.height / 4;
+            const left = (canvas.width - canvas.height) / 2; // the model sees the square in the middle
+            const at = (i) => [left + ((i % 4) + 0.5) * step, (Math.floor(i / 4) + 0.5) * step, 1, 1];
             const colour = (i) => canvas.getContext("2d").getImageData(...at(i)).data.slice(0, 3).join();
             return [...Array(16).keys()].filter((i) => colour(i) === "128,128,128").length;"""
         return self.driver.execute_script(script, canvas)
@@ -124,7 +125,11 @@ def test_clicks_search_and_comparison(page):
     page.until(lambda: page.explained() == [f"GAE {wanted}"])
     methods.send_keys("decompx", Keys.ENTER)
     page.until(lambda: page.explained() == [f"GAE {wanted}", f"DecompX {wanted}"])
-    assert page.texts(".maps .legend") == ["", "less\nmore important", "opposes\n0\nsupports"]
+    assert page.texts(".maps .legend") == [
+        "",
+        "less important for it\nmore important",
+        "speaks against it\nno effect\nspeaks for it",
+    ]
     page.until(lambda: len(page.all(".curve polyline")) == 3)
     assert [text.split("\n")[0] for text in page.texts(".tests figcaption")] == ["chance", "GAE", "DecompX"]
 

@@ -9,14 +9,13 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-import timm.data
 import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
 from explainers.app.photos import decode_batches, decode_seen, is_single, list_photos
 from explainers.errors import InputError
-from explainers.images.decoding import CorruptImage, middle_square
+from explainers.images.decoding import CorruptImage
 from explainers.images.transform import ImageTransform
 from explainers.runtime import progress
 
@@ -33,16 +32,6 @@ def square(images, size=32):
 def file(tmp_path):
     IMAGE.save(tmp_path / "photo.png")
     return tmp_path / "photo.png"
-
-
-@pytest.mark.parametrize("size", [(64, 48), (48, 64), (31, 77), (20, 20)])
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-def test_the_square_is_that_of_timm_s_transform(size, interpolation):
-    image = IMAGE.resize(size)
-    data = {"input_size": (3, 24, 24), "crop_pct": 1.0, "interpolation": interpolation}
-    expected = timm.data.create_transform(**data, mean=(0, 0, 0), std=(1, 1, 1))(image)
-    got = np.array(middle_square(image, 24, Image.Resampling[interpolation.upper()]))
-    assert np.abs(got - 255 * expected.permute(1, 2, 0).numpy()).max() < 0.01
 
 
 def test_every_form_of_an_image_gives_the_same_square(file):

@@ -6,7 +6,6 @@ import pytest
 import timm
 import torch
 from library_models import (
-    BLOCKS,
     HUGGING_FACE,
     NAMES,
     SIZE,
@@ -18,7 +17,6 @@ from library_models import (
 )
 from torch import nn
 from torchvision.models import ResNet18_Weights, mobilenet_v3_small
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2ForImageClassification
 from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
 from transformers.models.timm_wrapper.modeling_timm_wrapper import TimmWrapperForImageClassification
 from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification
@@ -33,7 +31,8 @@ from explainers.models.heads import NoHead
 from explainers.models.torchvision_models import find_inputs
 from explainers.posthoc.soft_masks import patch_means
 
-TRANSFORMERS = [name for name in NAMES if "ResNe" not in name and "ConvNeXt" not in name and "Swin" not in name]
+STAGES = ("ResNe", "ConvNeXt", "Swin", "Hiera")
+TRANSFORMERS = [name for name in NAMES if not any(kind in name for kind in STAGES)]
 
 
 def outputs_of(target, images):
@@ -163,7 +162,6 @@ def test_one_line_says_what_became_of_a_model(capsys):
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: Dinov2ForImageClassification(Dinov2Config(**BLOCKS, num_labels=5)), "its head reads the class token"),
         (lambda: HUGGING_FACE["BEiT"][0](), "its weights are not those of timm's beit_base_patch16_224 (size mismatch"),
         (lambda: mobilenet_v3_small(num_classes=5), "only VisionTransformer, SwinTransformer, ResNet, ConvNeXt of"),
         (lambda: resnet18_without_padding(), "the outputs of timm's resnet50 with its weights differ by 0."),

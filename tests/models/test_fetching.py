@@ -1,16 +1,19 @@
 """Models of timm by name: weights from files and from the cache, and no connection unless one is needed."""
 
+import shutil
+
 import huggingface_hub
 import pytest
 import timm
 import torch
-from hub import cache_weights
+from hub import cache_place, cache_weights
 from safetensors.torch import save_file
 
 from explainers.errors import InputError
-from explainers.models import TargetModel
+from explainers.models import TargetModel, as_target
 from explainers.models.fetching import create_model, pretrained_file, timm_model
 from explainers.models.heads import load_head
+from explainers.models.names import class_names
 from explainers.training.state_dicts import load_weights
 
 NAME = "test_vit2"
@@ -106,6 +109,60 @@ def test_bad_input(name, content, told, tmp_path):
     with pytest.raises(InputError, match=told) as raised:
         timm_model(name, None if content is None else given(tmp_path, content))
     assert "\n" not in str(raised.value)
+
+
+PREFIXES = ("model.", "module._orig_mod.", "net.encoder.")
+
+
+@pytest.mark.situation(19)
+@pytest.mark.situation(20)
+@pytest.mark.parametrize("suffix", ["safetensors", "ckpt"])
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_prefix_of_what_held_the_model_is_taken_off_and_said(prefix, suffix, tmp_path, capsys):
+    own, file = model(num_classes=3), tmp_path / f"weights.{suffix}"
+    held = {f"{prefix}{name}": value for name, value in own.state_dict().items()} | {"loss.weight": torch.ones(2)}
+    lightning = {"state_dict": held, "hyper_parameters": {"lr": 1e-3}, "epoch": 3}
+    save_file(held, file) if suffix == "safetensors" else torch.save(lightning, file)
+    loaded = timm_model(NAME, file)
+    assert same(loaded, own) and loaded.num_classes == 3 and "state_dict" not in loaded.pretrained_cfg
+    assert same(create_model(NAME, num_classes=3, checkpoint_path=str(file)), own)
+    below = "" if prefix == "module._orig_mod." else f" below {prefix}"  # timm takes these off
+    said = f"{file}: {len(own.state_dict())} weights{below}, without loss.weight\n"
+    assert capsys.readouterr().err == said * 2
+
+
+@pytest.mark.situation(18)
+def test_a_folder_and_a_repository_of_the_cache_are_models_as_in_timm(tmp_path, capsys):
+    own = timm.create_model("test_vit", num_classes=2)
+    timm.models.save_for_hf(own, tmp_path / "mine", model_config={"label_names": ["cat", "red_fox"]})
+    for name in (f"local-dir:{tmp_path / 'mine'}", "hf-hub:user/mine"):
+        if name.startswith("hf-hub"):
+            shutil.copytree(tmp_path / "mine", cache_place(tmp_path / "hub", "user/mine"), dirs_exist_ok=True)
+        loaded = timm_model(name)
+        assert same(loaded, own) and loaded.num_classes == 2 and not loaded.training
+        assert class_names(TargetModel(loaded)) == ["cat", "red fox"]
+    save_file(timm.create_model("test_vit", num_classes=3).state_dict(), tmp_path / "other.safetensors")
+    assert timm_model(f"local-dir:{tmp_path / 'mine'}", tmp_path / "other.safetensors").num_classes == 3
+    for name, told in (("hf-hub:user/none", "huggingface.co, got no download"), ("local-dir:none", "config.json")):
+        with pytest.raises(InputError, match=told):
+            timm_model(name)
+
+
+def test_weights_of_another_pooling_say_so(tmp_path):
+    save_file(timm.create_model("test_vit", global_pool="avg").state_dict(), tmp_path / "weights.safetensors")
+    with pytest.raises(InputError, match=r"lacks norm.weight, norm.bias \(weights with fc_norm belong to .*'avg'"):
+        timm_model("test_vit", tmp_path / "weights.safetensors")
+
+
+@pytest.mark.parametrize("content", ["cat\nred fox\n", '["cat", "red fox"]', '{"0": "cat", "1": "red fox"}'])
+def test_names_of_classes_come_from_a_file(content, tmp_path):
+    file = tmp_path / ("names.txt" if content.startswith("cat") else "names.json")
+    file.write_text(content)
+    assert as_target(model(num_classes=2), classes=file).classes == ["cat", "red fox"]
+    for wrong, told in (('{"1": "cat"}', r"or \{index: name\}, got .*names.json"), ('["cat"]', "2 classes, got 1:")):
+        (tmp_path / "names.json").write_text(wrong)
+        with pytest.raises(InputError, match=told):
+            as_target(model(num_classes=2), classes=tmp_path / "names.json")
 
 
 @pytest.mark.parametrize("file", ["https://example.org/weights.pth", "CHANGELOG.md"])

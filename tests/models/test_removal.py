@@ -8,7 +8,7 @@ from references import only
 from timm.models.eva import Eva
 
 from explainers.errors import InputError
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, mask_pixels
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal, embed_visible, masked_outputs
 
@@ -163,6 +163,22 @@ def test_models_whose_tokens_cannot_leave_are_refused(make_target, name, argumen
     check_removal(target, "black")
     with pytest.raises(InputError, match="expected removal zero, black or drop, got blank"):
         check_removal(target, "blank")
+
+
+@torch.no_grad()
+@pytest.mark.situation(17)
+@pytest.mark.parametrize("name", ["vit_tiny_r_s16_p8_224", "vitamin_small_224", "test_vit"])
+def test_hidden_pixels_do_not_leak_or_dropping_is_refused(name):
+    depth = {} if name == "vitamin_small_224" else {"depth": 1}
+    target = TargetModel(timm.create_model(name, num_classes=2, **depth)).eval()
+    keep = torch.arange(target.grid.num_patches)[None] % 2 == 0
+    images = torch.randn(2, 1, 3, *target.grid.size)
+    if name != "test_vit":
+        with pytest.raises(InputError, match=f"got {name}, whose stem mixes neighbouring patches: take removal=zero"):
+            embed_visible(target, images[0], keep)
+        return
+    shown = mask_pixels(images[0], keep, target.grid, 0) + mask_pixels(images[1], ~keep, target.grid, 0)
+    torch.testing.assert_close(embed_visible(target, images[0], keep), embed_visible(target, shown, keep))
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.heads import load_head, save_head
+from explainers.models.names import match_classes
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
 from explainers.training.sources import Features
@@ -134,18 +135,39 @@ def test_a_head_of_another_program_is_accepted(make_model, tmp_path):
 @pytest.mark.parametrize(
     ("known", "names", "told"),
     [
-        ([], ["a", "b", "c"], None),
-        (["a", "b", "c"], ["a", "b", "c"], None),
-        (["a", "b", "c"], [], None),  # images without labels
         ([], ["a", "b"], r"of the head's 3 classes, got 2 \(a, b\): give the head of this task"),
-        (["a", "b", "c"], ["b", "a", "c"], r"of the head's 3 classes \(a, b, c\), got 3 \(b, a, c\)"),
+        (["a", "b", "c"], ["b", "c", "d"], r"of the head's 3 classes \(a, b, c\), got 3 \(b, c, d\)"),
     ],
 )
-def test_the_classes_of_the_images_are_those_of_the_head(make_target, known, names, told):
+@pytest.mark.situation(32)
+def test_other_classes_than_those_of_the_head_are_refused(make_target, known, names, told):
     target = make_target(num_classes=3)
     target.classes = known
-    with pytest.raises(InputError, match=told) if told else nullcontext():
-        target.check_classes(names)
+    with pytest.raises(InputError, match=told):
+        match_classes(names, target)
+
+
+@pytest.mark.parametrize(
+    ("known", "names", "logits", "said"),
+    [
+        (["a", "b", "c"], ["a", "b", "c"], [0, 1, 2], ""),
+        (["a", "b", "c"], ["c", "a"], [2, 0], ""),  # by name, in any order
+        (["a", "b", "c"], [], [0, 1, 2], ""),  # images without labels
+        pytest.param([], ["b", "c", "d"], [0, 1, 2], "the order is taken as b, c, d;", marks=pytest.mark.situation(32)),
+        pytest.param([], ["0", "2", "1"], [0, 2, 1], "number is taken as its logit", marks=pytest.mark.situation(30)),
+    ],
+)
+def test_a_label_has_the_logit_of_its_name(make_target, known, names, logits, said):
+    target = make_target(num_classes=3)
+    target.classes = known
+    with pytest.warns(UserWarning, match=said) if said else nullcontext():
+        assert match_classes(names, target) == logits
+
+
+@pytest.mark.situation(31)
+def test_wnids_have_their_logits_of_imagenet():
+    target = TargetModel(timm.create_model("test_resnet"))
+    assert match_classes(["n01531178", "n01498041"], target) == [11, 6]
 
 
 def test_attributions_are_not_lost_to_the_rounding_of_logits_in_half_precision(target):
@@ -243,7 +265,8 @@ def test_the_classes_of_a_single_logit_have_heatmaps_of_opposite_signs(make_targ
 def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make_model, images, tmp_path):
     save_file({"weight": torch.ones(1, 24), "bias": torch.tensor([0.5])}, tmp_path / "head.safetensors")
     target = TargetModel(make_model(), head=tmp_path / "head.safetensors")
-    target.check_classes(["negative", "positive"])
+    with pytest.warns(UserWarning, match="the order is taken as negative, positive"):
+        assert match_classes(["negative", "positive"], target) == [0, 1]
     embeddings = target.embed(target.normalise(images))
     logits = target(images)
     torch.testing.assert_close(logits[:, 1] - logits[:, 0], embeddings.sum(1) + 0.5)

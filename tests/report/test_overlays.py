@@ -1,71 +1,202 @@
-"""Heatmaps as colours over images, and large pictures of them with a title and a legend."""
+"""Heatmaps as colours over images and whole photos, and large pictures of them with a title and a legend."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from explainers.errors import InputError
-from explainers.report.overlays import BLUE, RED, SEQUENTIAL, colour_scale, draw_annotated, overlay, wrap_title
+from explainers.report.overlays import (
+    GREY,
+    OPACITY,
+    PALE,
+    STOPS,
+    WHITE,
+    colour_scale,
+    draw_annotated,
+    draw_on_photo,
+    fade,
+    overlay,
+    wrap_title,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
-IMAGE = torch.randint(256, (3, 32, 32), generator=GENERATOR, dtype=torch.uint8)
-HEATMAP = torch.randn(4, 4, generator=GENERATOR)
+IMAGE = torch.randint(256, (3, 32, 48), generator=GENERATOR, dtype=torch.uint8)
+HEATMAP = torch.randn(4, 6, generator=GENERATOR)
+PHOTO = Image.fromarray(IMAGE.permute(1, 2, 0).numpy())
+WORDS = {"title": "tabby 0.83", "explained": "tabby", "method": "GAE"}
 
 
 def pixels(picture):
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 
-def test_an_annotated_picture_contains_the_overlay_enlarged_with_sharp_patches():
-    picture = draw_annotated(IMAGE, HEATMAP, "tabby 0.83", size=320)
+def cubic(x):
+    x = abs(x)
+    return 1.5 * x**3 - 2.5 * x**2 + 1 if x < 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2 if x < 2 else 0
+
+
+def sample(line, at):
+    """A bicubic curve through the values of a line of patches, at a place in patches."""
+    weights = [cubic(number + 0.5 - at) for number in range(len(line))]
+    return sum(weight * value for weight, value in zip(weights, line, strict=True)) / sum(weights)
+
+
+def shade_slowly(shades, row, column, smooth):
+    """The shade at a place in patches."""
+    if not smooth:
+        return shades[math.floor(row)][math.floor(column)]
+    value = sample([sample(line, column) for line in shades], row)
+    every = [each for line in shades for each in line]
+    return min(max(value, min(every)), max(every))
+
+
+def colour_slowly(below, shade, opacity):
+    """The colour of a shade over a colour."""
+    at = (shade + 1) / 2 * 5
+    first = min(int(at), 4)
+    strength = opacity * abs(shade) ** 1.5
+    tint = [low + (at - first) * (high - low) for low, high in zip(STOPS[first], STOPS[first + 1], strict=True)]
+    return [(1 - strength) * one + strength * other for one, other in zip(below, tint, strict=True)]
+
+
+def overlay_slowly(image, heatmap, box, smooth, signed, opacity=OPACITY):
+    """One pixel after the other."""
+    left, top, right, bottom = box
+    rows, columns = heatmap.shape
+    shades = colour_scale(heatmap, signed).shades(heatmap).tolist()
+    result = image.float()
+    for y in range(image.shape[1]):
+        for x in range(image.shape[2]):
+            pixel = image[:, y, x].tolist()
+            grey = sum(pixel) / 3
+            if not (left <= x < right and top <= y < bottom):
+                near = left - 1 <= x < right + 1 and top - 1 <= y < bottom + 1
+                result[:, y, x] = 90 if near else grey + WHITE * (255 - grey)
+                continue
+            place = (y + 0.5 - top) / (bottom - top) * rows, (x + 0.5 - left) / (right - left) * columns
+            below = [round(value + PALE * (grey - value)) for value in pixel]
+            result[:, y, x] = torch.tensor(colour_slowly(below, shade_slowly(shades, *place, smooth), opacity))
+    return result
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("box", [(0, 0, 48, 32), (8, 0, 40, 32), (-6, -4, 54, 36), (10, -8, 40, 40)])
+def test_overlays_are_the_formula_inside_and_outside_of_the_box(box, signed, smooth):
+    found = overlay(IMAGE, HEATMAP, smooth=smooth, signed=signed, box=box).float()
+    assert (found - overlay_slowly(IMAGE, HEATMAP, box, smooth, signed)).abs().max() <= 1
+
+
+@pytest.mark.situation(24)
+def test_the_heatmap_lies_in_its_box_on_a_photo_of_any_size():
+    heatmap = torch.zeros(4, 4)
+    heatmap[1, 2] = 1
+    photo = Image.new("RGB", (400, 100), (0, 200, 0))
+    drawn = pixels(draw_on_photo(photo, heatmap, (150, 0, 250, 100), size=800, smooth=False, signed=False)).float()
+    assert drawn.shape == (3, 200, 800)
+    coloured = (drawn[0] > drawn[1]).nonzero()
+    assert [*coloured.amin(0).tolist(), *coloured.amax(0).tolist()] == [
+        50,
+        400,
+        99,
+        449,
+    ]  # row 1, column 2 of 50 pixels each
+    outside = [*range(295), *range(505, 800)]
+    assert (drawn[:, :, outside].amax(0) == drawn[:, :, outside].amin(0)).all() and drawn[:, 150, 320].std() > 10
+
+
+def test_a_photo_without_a_heatmap_stays_in_colour():
+    assert torch.equal(fade(IMAGE, pale=0), IMAGE)
+    coloured = overlay(IMAGE, torch.zeros(2, 3)).float()
+    spread = [each.float().std(0).mean().item() for each in (coloured, IMAGE)]
+    assert spread[0] == pytest.approx((1 - PALE) * spread[1], rel=0.02)
+
+
+def test_an_annotated_picture_has_the_photo_beside_the_overlay():
+    picture = pixels(draw_annotated(PHOTO, HEATMAP, **WORDS, size=480, smooth=False, signed=True))
     large = IMAGE.repeat_interleave(10, 1).repeat_interleave(10, 2)
-    top = 10 + 20  # the margin, and a line of the title
-    assert torch.equal(pixels(picture)[:, top : top + 320, 10:330], overlay(large, HEATMAP))
-    assert pixels(picture)[:, :top].min() < 80 and pixels(picture)[:, -12:].min() < 80  # letters above and below
+    gap, width = 480 // 32, 2 * 480 + 480 // 32
+    margin = width // 48
+    top = margin + width // 22 + width // 32  # a title, and a line below it
+    assert torch.equal(picture[:, top : top + 320, margin : margin + 480], large)
+    right = margin + 480 + gap
+    assert torch.equal(picture[:, top : top + 320, right : right + 480], overlay(large, HEATMAP, smooth=False))
+    assert picture[:, :top].min() < 80 and picture[:, -margin:].min() < 80  # letters above and below
 
 
-def test_large_images_are_enlarged_smoothly():
-    gradient = torch.linspace(0, 255, 256).expand(3, 256, 256).byte()
-    found = pixels(draw_annotated(gradient, torch.zeros(4, 4), "", size=512, legend=False))[0, 100, 16:528].int()
+def test_panoramas_stand_above_one_another():
+    drawn = draw_annotated(PHOTO.resize((90, 30)), HEATMAP, **WORDS, size=300)
+    upright = draw_annotated(PHOTO.resize((30, 90)), HEATMAP, **WORDS, size=300)
+    assert drawn.width == 300 + 2 * (300 // 48) and upright.height > 300
+
+
+def test_large_photos_are_resized_smoothly():
+    gradient = Image.fromarray(np.tile(np.linspace(0, 255, 256, dtype=np.uint8), (256, 1))).convert("RGB")
+    found = pixels(draw_on_photo(gradient, torch.zeros(4, 4), size=512))[0, 100].int()
     assert len(found.unique()) > 200 and found.diff().abs().max() <= 2
 
 
-def test_smooth_pictures_have_no_edges_between_patches():
-    grey = torch.full((3, 64, 64), 100, dtype=torch.uint8)
-    heatmap = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
-    sharp, smooth = (
-        pixels(draw_annotated(grey, heatmap, "", 1, smooth, 448, False))[0, 100, 14:462] for smooth in (0, 1)
-    )
-    assert sharp.int().diff().abs().max() > 100 > 5 > smooth.int().diff().abs().max()
+def linear(rgb):
+    """Linear light of sRGB from 0 to 255."""
+    rgb = torch.tensor(rgb, dtype=torch.float64) / 255
+    return torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 
 
-@pytest.mark.parametrize("positive", [False, True])
-def test_red_and_blue_are_the_signs_of_values_and_equal_strength_is_an_equal_colour(positive):
-    heatmap = torch.tensor([[0.5, 1.0], [2.0, 0.0 if positive else -1.0]])
-    grey = torch.full((3, 2, 2), 100, dtype=torch.uint8)
-    drawn = overlay(grey, heatmap, opacity=1, signed=True).float()
-    for value, colour in zip(heatmap.flatten(), drawn.flatten(1).mT, strict=True):  # median .75: .5 was blue
-        full = torch.tensor(RED if value > 0 else BLUE)
-        torch.testing.assert_close(colour, 100 + value.abs() / 2 * (full - 100), atol=0.51, rtol=0)
+def lab(light):
+    """CIE Lab of linear sRGB, for daylight."""
+    to_xyz = torch.tensor([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]).double()
+    x, y, z = (to_xyz @ light.clamp(0, 1) / torch.tensor([0.9505, 1.0, 1.089]).double()).tolist()
+    fx, fy, fz = (each ** (1 / 3) if each > 0.008856 else 7.787 * each + 16 / 116 for each in (x, y, z))
+    return torch.tensor([116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)])
+
+
+SIGHTS = {  # Machado, Oliveira and Fernandes (2009), of linear RGB
+    "all colours": torch.eye(3).double(),
+    "no red": torch.tensor(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ).double(),
+    "no green": torch.tensor(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ).double(),
+}
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("below", [20, 128, 235])
+def test_colour_blind_people_tell_signs_and_strengths_apart(below, sight):
+    def seen(shade):
+        return lab(SIGHTS[sight] @ linear(colour_slowly([below] * 3, shade, OPACITY)))
+
+    for strength in (0.4, 0.6, 0.8, 1.0):  # a difference of 2.3 is just noticeable
+        assert (seen(strength) - seen(-strength)).norm() > 20
+    for sign in (1, -1):
+        steps = [seen(sign * strength) for strength in (0, 0.4, 0.6, 0.8, 1.0)]
+        assert min((one - other).norm() for one, other in zip(steps, steps[1:], strict=False)) > 8
 
 
 def test_unsigned_heatmaps_go_from_no_colour_to_yellow_wherever_their_zero_is():
     grey = torch.full((3, 4, 4), 100, dtype=torch.uint8)
     heatmap = torch.linspace(0, 1, 16).view(4, 4)
-    drawn = overlay(grey, heatmap, opacity=1, signed=False)
-    assert drawn[:, 0, 0].tolist() == [100] * 3 and drawn[:, 3, 3].tolist() == list(SEQUENTIAL[-1])
-    assert torch.equal(overlay(grey, heatmap / 8 - 3, opacity=1, signed=False), drawn)  # 1/8: exact in floats
-    assert torch.equal(overlay(grey, heatmap, opacity=1), drawn)  # unsigned, as it has no negative values
+    look = {"opacity": 1, "smooth": False}
+    drawn = overlay(grey, heatmap, **look, signed=False)
+    assert drawn[:, 0, 0].tolist() == [100] * 3 and drawn[:, 3, 3].tolist() == list(STOPS[-1])
+    assert torch.equal(overlay(grey, heatmap / 8 - 3, **look, signed=False), drawn)  # 1/8: exact in floats
+    assert torch.equal(overlay(grey, heatmap, **look), drawn)  # unsigned, as it has no negative values
 
 
 @pytest.mark.parametrize(("value", "signed"), [(0.0, True), (0.3, False), (-0.3, None)])
 def test_a_constant_heatmap_says_so_and_has_no_colours(value, signed):
-    heatmap = torch.full((4, 4), value) + torch.rand(4, 4) * 1e-8 * abs(value)  # up to rounding
+    heatmap = torch.full((4, 6), value) + torch.rand(4, 6) * 1e-8 * abs(value)  # up to rounding
     assert colour_scale(heatmap, signed).constant
-    assert torch.equal(overlay(IMAGE, heatmap, signed=signed)[0], IMAGE.float().mean(0).round().byte())
-    picture = draw_annotated(IMAGE, heatmap, "tabby 0.83", size=320, signed=signed)
-    assert picture.height == 10 + 20 + 16 + 320 + 10  # a line below the title, and no legend
-    assert pixels(picture)[:, 30:46].min() < 80
+    assert torch.equal(overlay(IMAGE, heatmap, signed=signed), fade(IMAGE))
+    picture = draw_annotated(PHOTO, heatmap, **WORDS, size=480, signed=signed)
+    width = 2 * 480 + 15
+    top = width // 48 + width // 22 + 2 * (width // 32)
+    assert picture.height == top + 320 + width // 48  # one more line above, and no legend
+    assert pixels(picture)[:, top - width // 32 : top].min() < 80
 
 
 def test_one_outlier_does_not_make_other_patches_pale():
@@ -76,17 +207,26 @@ def test_one_outlier_does_not_make_other_patches_pale():
     assert colour_scale(heatmap, signed=False).limit == 99
 
 
-def test_the_legend_goes_from_blue_to_red_or_from_grey_to_yellow():
-    bars = [pixels(draw_annotated(IMAGE, HEATMAP, "", size=320, signed=each))[:, 10 + 320 + 10 + 2] for each in (1, 0)]
-    assert [bar[:, 10].tolist() for bar in bars] == [list(BLUE), [140] * 3]
-    assert [bar[:, 329].tolist() for bar in bars] == [list(RED), list(SEQUENTIAL[-1])]
-    assert draw_annotated(IMAGE, HEATMAP, "", size=320, legend=False).height == 340
+@pytest.mark.parametrize(("signed", "lowest"), [(True, -1), (False, 0)])
+def test_the_legend_has_the_colours_of_the_scale(signed, lowest):
+    picture = pixels(draw_annotated(PHOTO, HEATMAP, **WORDS, size=480, signed=signed))
+    width = 2 * 480 + 15
+    margin = width // 48
+    bar = picture[:, -(margin + width // 15) + margin + 4].float()
+    for at, shade in ((margin, lowest), (margin + width - 1, 1)):
+        expected = torch.tensor(colour_slowly(GREY, shade, OPACITY))
+        torch.testing.assert_close(bar[:, at], expected, atol=1, rtol=0)
 
 
-def test_the_method_stands_below_the_title():
-    plain, named = (pixels(draw_annotated(IMAGE, HEATMAP, "tabby 0.83", size=320, method=each)) for each in ("", "GAE"))
-    assert torch.equal(plain[:, :24], named[:, :24]) and torch.equal(plain[:, 30:], named[:, 46:])
-    assert named[:, 30:44].min() < 80
+def test_the_class_and_the_method_stand_in_the_picture():
+    pictures = [
+        pixels(draw_annotated(PHOTO, HEATMAP, "tabby 0.83", *words, size=480))
+        for words in (("tabby", "GAE"), ("dog", "RISE"))
+    ]
+    rows = (pictures[0] != pictures[1]).any(0).any(1).nonzero().flatten()
+    top = 975 // 48 + 975 // 22
+    between = (rows > top + 975 // 32) & (rows < top + 975 // 32 + 320)
+    assert rows.min() >= top - 975 // 48 and not between.any() and rows.max() > top + 340
 
 
 def test_the_probability_stays_when_a_title_is_shortened():
@@ -101,12 +241,16 @@ def test_the_probability_stays_when_a_title_is_shortened():
     ("changes", "message"),
     [
         ({"image": IMAGE.float()}, "expected one uint8 image .* got torch.float32"),
-        ({"heatmap": HEATMAP[None]}, r"one heatmap \(P, P\), .* \[1, 4, 4\]"),
+        ({"heatmap": HEATMAP[None]}, r"one heatmap \(rows, columns\), .* \[1, 4, 6\]"),
         ({"heatmap": HEATMAP / 0}, "expected a finite heatmap, got NaN or infinity"),
         ({"opacity": 2}, "expected opacity from 0 to 1, got opacity=2"),
-        ({"size": 20}, "expected size from 192 to 8192, got size=20"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
-        draw_annotated(**{"image": IMAGE, "heatmap": HEATMAP, "title": "", **changes})
+        overlay(**{"image": IMAGE, "heatmap": HEATMAP, **changes})
+
+
+def test_a_size_out_of_range_is_refused():
+    with pytest.raises(InputError, match="expected size from 192 to 8192, got size=20"):
+        draw_annotated(PHOTO, HEATMAP, **WORDS, size=20)

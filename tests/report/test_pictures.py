@@ -158,7 +158,7 @@ def test_weights_and_biases_shows_pictures_and_curves(tmp_path, target, grid, sa
     heatmap = next(iter(pictures[1].heatmaps["DecompX-PLUS"].values()))
     assert torch.equal(shown, overlay(pictures[1].image, heatmap, signed=True))
     captions = [cell._caption for cell in rows[1][4:]]
-    assert captions == ["yellow is more important", "red supports the class, blue opposes it"]
+    assert captions == ["yellow is more important", "yellow speaks for the class, blue against it"]
     curve = {"sparsity": [0.0, 1.0], "fidelity_plus": 0.5, "fidelity_plus_curve": [0.0, 0.75]}
     log_curves(logger, "digit", {"one": curve, "other": curve})
     assert logger.tables["digit/curves"] == (

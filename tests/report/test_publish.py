@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from explainers.report.figures import fidelity_bars, fidelity_curves
-from explainers.report.overlays import draw_annotated
+from explainers.report.overlays import draw_annotated, to_pillow
 from explainers.report.pictures import write_pictures
 from explainers.report.publish import publish
 from explainers.report.tables import Reference
@@ -55,9 +55,8 @@ def test_overlays_are_of_the_class_that_all_explainers_explain(run):
     publish(folder, [folder / "results.json"], overlays=True)
     found = {path.name for path in (folder / "overlays" / "odd").iterdir()}
     assert found == {f"000{i}_{name}_{who}.png" for i, name in enumerate("ab") for who in ("tve", "chance")}
-    expected = draw_annotated(
-        tensors["image"][1], tensors["heatmaps/tve"][1, 0], "even 0.50", method="TVE", signed=True
-    )
+    image, heatmap = to_pillow(tensors["image"][1]), tensors["heatmaps/tve"][1, 0]
+    expected = draw_annotated(image, heatmap, "even 0.50", "even", "TVE", signed=True)
     with Image.open(folder / "overlays" / "odd" / "0001_b_tve.png") as written:
         assert written.tobytes() == expected.tobytes()
 

@@ -8,7 +8,7 @@ from clips import clip, image_tower, open_clip, random_directions, small_text_he
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
-from explainers.models.names import class_names
+from explainers.models.names import class_names, match_classes
 from explainers.text import TextHead, clip_text_head, zero_shot_head
 
 TEMPLATES = ["a photo of a {}.", "{} in snow"]
@@ -30,9 +30,9 @@ def test_logits_are_100_cosines_of_the_image_and_the_mean_prompt_of_each_class()
             cosine = mean @ projected / (mean.norm() * projected.norm())
             assert target(images)[b, k].item() == pytest.approx(100 * cosine.item(), abs=1e-3)
     assert target.classes == ["cat", "red_fox"] and class_names(target) == ["cat", "red fox"]
-    target.check_classes(["cat", "red_fox"])
+    assert match_classes(["cat", "red_fox"], target) == [0, 1]
     with pytest.raises(InputError, match=r"expected images of the head's 2 classes \(cat, red_fox\), got 2 \(dog, "):
-        target.check_classes(["dog", "red_fox"])
+        match_classes(["dog", "red_fox"], target)
 
 
 def test_without_names_the_classes_are_those_of_imagenet_in_the_80_templates_of_openai():

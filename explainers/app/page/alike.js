@@ -10,7 +10,7 @@ async function openOther(reply) {
   if (waiting !== other) return;
   other = null;
   if (opened.error) say(opened.error, true);
-  else other = { ...opened, grey: await decoded(opened.grey), image: await decoded(opened.picture) };
+  else other = { ...opened, pale: await decoded(opened.pale), image: await decoded(opened.picture) };
   compare();
 }
 
@@ -24,24 +24,24 @@ async function compare() {
   const reply = await ask("alike", { other: key });
   if (!reply || key !== other?.key) return;
   const pairs = new Int16Array(bytes(reply.pairs).buffer);
-  alike = { ...reply, pairs, tiles: reply.colours.map((colours) => tile(bytes(colours), view.side)) };
+  alike = { ...reply, pairs, tiles: reply.tiles.map(tilesOf) };
   $(".alike").hidden = false;
   drawAlike();
 }
 
 /** What all patches of the other image add to the similarity together with one patch. */
 function matches(side, patch) {
-  const total = view.side ** 2;
+  const total = view.rows * view.columns;
   const at = side === 0 ? (i) => patch * total + i : (i) => i * total + patch;
   return Float32Array.from({ length: total }, (_, i) => alike.pairs[at(i)] * alike.scale);
 }
 
-/** Red where values are above 0, blue below: the strongest has the full colour. */
+/** Colours of values, as a heatmap of patches: the strongest has the full colour. */
 function lit(values) {
   const strongest = Math.max(...values.map(Math.abs)) || 1;
-  const colours = new Uint8ClampedArray(4 * values.length);
-  values.forEach((value, i) => colours.set([...(value > 0 ? alike.red : alike.blue), (255 * Math.abs(value)) / strongest], 4 * i));
-  return tile(colours, view.side);
+  const middle = (alike.shades.length - 1) / 2;
+  const patches = tile(Uint8ClampedArray.from([...values].flatMap((value) => alike.shades[Math.round(middle * (1 + value / strongest))])), view.columns);
+  return { patches, smooth: patches };
 }
 
 /** Draw both images: heatmaps at rest; with a patch that is pointed at, those that match it. */
@@ -52,20 +52,21 @@ function drawAlike() {
   [view, other].forEach((shown, side) => {
     const [canvas, caption] = figures[side].children;
     const own = pointed?.side === side;
-    paint(canvas, shown.grey, pointed ? (own ? null : lit(values)) : alike.tiles[side], looks());
-    if (own) mark(canvas, pointed.patch, "#fff");
-    if (!pointed) alike.ties.forEach((tie, i) => mark(canvas, tie[side], TIE_COLOURS[i % TIE_COLOURS.length], i + 1));
+    paint(canvas, shown.pale, pointed ? (own ? null : lit(values)) : alike.tiles[side], shown.box);
+    if (own) mark(canvas, shown, pointed.patch, "#fff");
+    if (!pointed) alike.ties.forEach((tie, i) => mark(canvas, shown, tie[side], TIE_COLOURS[i % TIE_COLOURS.length], i + 1));
     caption.querySelector(".name").textContent = shown.name;
     caption.querySelector(".dot").hidden = true;
     showLegend(caption.querySelector(".legend"), own ? null : alike.legends[side]);
-    Object.assign(canvas, { tabIndex: 0, onpointermove: (event) => pinned || point(side, patchAt(canvas, view.side, event)) });
+    Object.assign(canvas, { tabIndex: 0, onpointermove: (event) => pinned || point(side, patchAt(canvas, shown, event)) });
     canvas.setAttribute("role", "application");
     canvas.setAttribute("aria-label", `${shown.name}; arrow keys choose a patch, whose matches light up in the other image`);
     canvas.dataset.lit = pointed && !own ? pointed.patch : "";
     canvas.onpointerleave = () => pinned || rest();
     canvas.onblur = () => ((pinned = false), rest());
     canvas.onclick = (event) => {
-      const patch = patchAt(canvas, view.side, event);
+      const patch = patchAt(canvas, shown, event);
+      if (patch === null) return;
       pinned = !(pinned && pointed?.side === side && pointed.patch === patch);
       point(side, patch);
     };
@@ -73,17 +74,17 @@ function drawAlike() {
       if (!event.key.startsWith("Arrow")) return;
       event.preventDefault();
       pinned = true;
-      point(side, pointed?.side === side ? neighbour(pointed.patch, view.side, event.key) : 0);
+      point(side, pointed?.side === side ? neighbour(pointed.patch, shown, event.key) : 0);
     };
   });
   const sum = values?.reduce((total, value) => total + value, 0);
   $(".likeness").textContent = pointed
-    ? `This patch adds ${sum.toFixed(4)} to the similarity of ${alike.similarity.toFixed(2)}; the patches that match it are red.`
+    ? `This patch adds ${sum.toFixed(4)} to the similarity of ${alike.similarity.toFixed(2)}; the patches that match it are coloured.`
     : `Similarity ${alike.similarity.toFixed(2)}, explained by ${alike.method}. Numbers: the patches that match best.`;
 }
 
 function point(side, patch) {
-  if (pointed?.side === side && pointed.patch === patch) return;
+  if (patch === null || (pointed?.side === side && pointed.patch === patch)) return;
   pointed = { side, patch };
   drawAlike();
 }
@@ -94,14 +95,13 @@ function rest() {
 }
 
 /** Frame a patch, and write its number beside it. */
-function mark(canvas, patch, colour, number = "") {
-  const context = canvas.getContext("2d"), step = canvas.width / view.side;
-  const left = (patch % view.side) * step, top = Math.floor(patch / view.side) * step;
-  for (const [stroke, width] of [["#000", 5], [colour, 2.5]]) {
-    Object.assign(context, { globalAlpha: 1, strokeStyle: stroke, lineWidth: width });
-    context.strokeRect(left, top, step, step);
+function mark(canvas, shown, patch, colour, number = "") {
+  const context = canvas.getContext("2d"), [left, top, width, height] = place(patch, shown);
+  for (const [stroke, thick] of [["#000", 5], [colour, 2.5]]) {
+    Object.assign(context, { strokeStyle: stroke, lineWidth: thick });
+    context.strokeRect(left, top, width, height);
   }
   Object.assign(context, { font: "bold 20px sans-serif", textAlign: "center", textBaseline: "middle", lineWidth: 4, strokeStyle: "#000", fillStyle: colour });
-  context.strokeText(number, left + step / 2, top + step / 2);
-  context.fillText(number, left + step / 2, top + step / 2);
+  context.strokeText(number, left + width / 2, top + height / 2);
+  context.fillText(number, left + width / 2, top + height / 2);
 }

@@ -1,4 +1,4 @@
-// Pictures on canvases: heatmaps over the grey image, and the image with hidden patches
+// Pictures on canvases: heatmaps over the photo, and the image with hidden patches
 
 /** Decode an image from its URL. */
 async function decoded(url) {
@@ -13,22 +13,24 @@ function bytes(text) {
   return Uint8ClampedArray.from(atob(text), (letter) => letter.charCodeAt(0));
 }
 
-/** A heatmap as a picture with one pixel for each patch, from the bytes of its RGBA colours. */
-function tile(colours, side) {
-  const canvas = Object.assign(document.createElement("canvas"), { width: side, height: side });
-  canvas.getContext("2d").putImageData(new ImageData(colours, side, side), 0, 0);
+/** The colours of a heatmap as pictures: one pixel for each patch, or smooth ones, from RGBA bytes and their width. */
+function tilesOf({ patches, smooth }) {
+  return { patches: tile(bytes(patches[0]), patches[1]), smooth: tile(bytes(smooth[0]), smooth[1]) };
+}
+
+function tile(colours, width) {
+  const data = new ImageData(colours, width), canvas = Object.assign(document.createElement("canvas"), { width, height: data.height });
+  canvas.getContext("2d").putImageData(data, 0, 0);
   return canvas;
 }
 
-/** Draw an image, and if there is one, the tile of a heatmap over it. */
-function paint(canvas, image, heatmap, { opacity, smooth }) {
-  const size = (canvas.width = canvas.height = image.naturalWidth);
+/** Draw an image, and if there is one, a heatmap into its box. */
+function paint(canvas, image, tiles, [left, top, right, bottom] = []) {
+  Object.assign(canvas, { width: image.naturalWidth, height: image.naturalHeight });
   const context = canvas.getContext("2d");
   context.drawImage(image, 0, 0);
-  if (!heatmap) return;
-  context.globalAlpha = opacity;
-  context.imageSmoothingEnabled = smooth;
-  context.drawImage(heatmap, 0, 0, size, size);
+  context.imageSmoothingEnabled = smooth();
+  if (tiles) context.drawImage(smooth() ? tiles.smooth : tiles.patches, left, top, right - left, bottom - top);
 }
 
 /** Show what the colours of a heatmap mean, a bar above words; nothing without a legend. */
@@ -38,32 +40,37 @@ function showLegend(element, legend) {
   if (legend?.colours.length) element.style.setProperty("--colours", legend.colours.map((colour) => `rgb(${colour})`).join(", "));
 }
 
-/** Draw an image whose hidden patches have the colour that the model sees there; `cursor` is the patch of the keys. */
-function paintHidden(canvas, image, hidden, { side, hiding }, cursor) {
-  const size = (canvas.width = canvas.height = image.naturalWidth);
-  const context = canvas.getContext("2d"), step = size / side;
-  const corner = (patch) => [(patch % side) * step, Math.floor(patch / side) * step];
-  context.drawImage(image, 0, 0);
-  context.fillStyle = hiding;
-  for (const patch of hidden) context.fillRect(...corner(patch), step, step);
+/** Left, top, width and height of a patch in the picture of an opened image. */
+function place(patch, { rows, columns, box: [left, top, right, bottom] }) {
+  const width = (right - left) / columns, height = (bottom - top) / rows;
+  return [left + (patch % columns) * width, top + Math.floor(patch / columns) * height, width, height];
+}
+
+/** Draw an opened image whose hidden patches have the colour that the model sees there; `cursor` is the patch of the keys. */
+function paintHidden(canvas, view, hidden, cursor) {
+  paint(canvas, view.image);
+  const context = canvas.getContext("2d");
+  context.fillStyle = view.hiding;
+  for (const patch of hidden) context.fillRect(...place(patch, view));
   if (cursor === null) return;
   for (const [colour, inset] of [["#fff", 1.5], ["#000", 4]]) {
-    const [left, top] = corner(cursor);
+    const [left, top, width, height] = place(cursor, view);
     Object.assign(context, { strokeStyle: colour, lineWidth: 2.5 });
-    context.strokeRect(left + inset, top + inset, step - 2 * inset, step - 2 * inset);
+    context.strokeRect(left + inset, top + inset, width - 2 * inset, height - 2 * inset);
   }
 }
 
-/** The patch below a pointer. */
-function patchAt(canvas, side, { clientX, clientY }) {
-  const box = canvas.getBoundingClientRect();
-  const cell = (at, size) => Math.min(Math.max(Math.floor((at * side) / size), 0), side - 1);
-  return cell(clientY - box.top, box.height) * side + cell(clientX - box.left, box.width);
+/** The patch below a pointer; none outside of the box. */
+function patchAt(canvas, { rows, columns, box: [left, top, right, bottom] }, { clientX, clientY }) {
+  const shown = canvas.getBoundingClientRect();
+  const column = Math.floor((columns * (((clientX - shown.left) / shown.width) * canvas.width - left)) / (right - left));
+  const row = Math.floor((rows * (((clientY - shown.top) / shown.height) * canvas.height - top)) / (bottom - top));
+  return row >= 0 && row < rows && column >= 0 && column < columns ? row * columns + column : null;
 }
 
 /** The patch beside another one in the direction of an arrow key; the same one at the rim. */
-function neighbour(patch, side, key) {
-  const row = Math.floor(patch / side) + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0);
-  const column = (patch % side) + ({ ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0);
-  return Math.min(Math.max(row, 0), side - 1) * side + Math.min(Math.max(column, 0), side - 1);
+function neighbour(patch, { rows, columns }, key) {
+  const row = Math.floor(patch / columns) + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0);
+  const column = (patch % columns) + ({ ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0);
+  return Math.min(Math.max(row, 0), rows - 1) * columns + Math.min(Math.max(column, 0), columns - 1);
 }

@@ -13,13 +13,13 @@ function tested() {
 
 /** Draw all tested pictures, then ask for their scores. */
 function test() {
-  const parts = tested(), total = view.side ** 2;
+  const parts = tested(), total = view.rows * view.columns;
   const figures = sameNumber($(".tests"), parts.length, testFigure);
   parts.forEach(({ label, colour, hidden }, i) => {
     const [canvas, caption] = figures[i].children;
     figures[i].hiddenPatches = hidden;
     canvas.setAttribute("aria-label", `${label}, ${hidden.length} patches hidden; arrow keys and space hide others`);
-    paintHidden(canvas, view.image, hidden, view, document.activeElement === canvas ? cursor : null);
+    paintHidden(canvas, view, hidden, document.activeElement === canvas ? cursor : null);
     caption.querySelector(".name").textContent = label;
     caption.style.setProperty("--colour", colour);
   });
@@ -52,7 +52,7 @@ function numbers(parts, values) {
     if (i in values) figure.querySelector(".number").innerHTML = `${values[i].toFixed(3)} <small>from ${whole}</small>`;
   });
   $(".tests").dataset.measured = parts[0]?.hidden.length;
-  state.points = parts.map(({ colour, hidden }, i) => ({ colour, at: hidden.length / view.side ** 2, value: values[i] }));
+  state.points = parts.map(({ colour, hidden }, i) => ({ colour, at: hidden.length / (view.rows * view.columns), value: values[i] }));
   points();
 }
 
@@ -76,19 +76,21 @@ function testFigure() {
     '<canvas tabindex="0" role="application"></canvas><figcaption><span class="dot"></span><span class="name"></span><span class="number">…</span></figcaption>';
   const canvas = figure.firstChild;
   canvas.onpointerdown = (event) => {
-    const patch = patchAt(canvas, view.side, event);
+    const patch = patchAt(canvas, view, event);
+    if (patch === null) return;
     stroke = { hide: !figure.hiddenPatches.includes(patch) };
     toggle(figure, patch, stroke.hide);
   };
   canvas.onpointermove = (event) => {
-    if (stroke && event.buttons && event.pointerType !== "touch") toggle(figure, patchAt(canvas, view.side, event), stroke.hide);
+    const patch = patchAt(canvas, view, event);
+    if (stroke && patch !== null && event.buttons && event.pointerType !== "touch") toggle(figure, patch, stroke.hide);
   };
   canvas.onpointerup = canvas.onpointerleave = () => (stroke = null);
   canvas.onfocus = () => canvas.matches(":focus-visible") && ((cursor ??= 0), test());
   canvas.onblur = () => test();
   canvas.onkeydown = (event) => {
     if (event.key === " ") toggle(figure, (cursor ??= 0));
-    else if (event.key.startsWith("Arrow")) cursor = neighbour((cursor ??= 0), view.side, event.key);
+    else if (event.key.startsWith("Arrow")) cursor = neighbour((cursor ??= 0), view, event.key);
     else return;
     event.preventDefault();
     test();

@@ -19,12 +19,12 @@ from explainers.app.choosing import estimate_passes
 from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, checks_choices
-from explainers.images.decoding import middle_square
 from explainers.likeness import Likeness, likeness
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
 from explainers.models.names import class_index
 from explainers.models.removal import masked_outputs
+from explainers.report.overlays import fit_photo, scale_box
 from explainers.text.encoders import validate_texts
 
 Side = Literal["most", "least"]
@@ -39,8 +39,8 @@ DRAWS = 3
 LEVELS = 11
 """Number of points of a curve: 0, 10, ..., 100 % of the patches are hidden."""
 
-PICTURE_SIZE = 448
-"""Side of the pictures of the page, in pixels; the model sees the same square in its own size."""
+PICTURE_SIZE = 640
+"""Longer side of the photo on the page, in pixels."""
 
 CHUNK = 10
 """Number of masked images in one call of the model, between which other visitors get their turn."""
@@ -87,8 +87,8 @@ class OpenedImage:
         self.target = session.target
         self.grid = session.target.grid
         self.turns = turns
-        side = max(PICTURE_SIZE // self.grid.side, 1) * self.grid.side
-        self.picture = middle_square(image, side)
+        self.picture = fit_photo(image, PICTURE_SIZE)
+        self.box = scale_box(session.transform.box(*image.size), image, self.picture)
         self.image = session.transform(image)[None].to(self.target.mean.device)
         self.probabilities: Tensor | None = None
         with turns.turn(), torch.no_grad():
@@ -135,7 +135,7 @@ class OpenedImage:
         return self.scores(index, [[]])[0]
 
     def heatmap(self, method: str, index: Index) -> Tensor:
-        """The heatmap (P, P) of a class or text by one of the `explainers`."""
+        """The heatmap (rows, columns) of a class or text by one of the `explainers`."""
         key = method, index
         if key not in self._heatmaps:
             with self.turns.take_turn(self.explainers[method], self.target) as explainer, torch.no_grad():

@@ -3,7 +3,7 @@
 const COLOURS = props.colours, GREY = props.grey;
 const $ = (selector) => element.querySelector(selector);
 const state = { index: null, chosen: null, methods: [...props.methods], test: "most", amount: 0, painted: new Set(), points: [] };
-const looks = () => ({ opacity: +$(".opacity").value, smooth: $(".smooth").checked });
+const smooth = () => $(".smooth").checked;
 const keyOf = (method, index = state.index) => `${method} ${isText(index) ? [index, ...against(index)].map((text) => JSON.stringify(text)) : index}`;
 let maps = new Map(), view = null, openings = 0, drawing = false, outdated = false;
 
@@ -51,11 +51,11 @@ async function open(reply) {
   const opened = await reply;
   if (opening !== openings) return;
   if (opened.error) return say(opened.error, true);
-  const [image, grey] = await Promise.all([decoded(opened.picture), decoded(opened.grey)]);
+  const [image, pale] = await Promise.all([decoded(opened.picture), decoded(opened.pale)]);
   if (opening !== openings) return;
   maps = new Map();
-  view = { ...opened, image, grey };
-  Object.assign(state, { test: "most", amount: Math.round(0.2 * view.side ** 2), painted: new Set(), points: [] });
+  view = { ...opened, image, pale };
+  Object.assign(state, { test: "most", amount: Math.round(0.2 * view.rows * view.columns), painted: new Set(), points: [] });
   $('[name="side"]').checked = true;
   $(".opened").hidden = false;
   say("");
@@ -83,7 +83,7 @@ async function explainBy(method, index) {
   if (known) return;
   const reply = await ask("heatmap", { method, index, against: against(index) });
   if (!reply) return;
-  maps.set(key, { tile: tile(bytes(reply.colours), view.side), order: reply.order, legend: reply.legend });
+  maps.set(key, { tiles: tilesOf(reply.tiles), order: reply.order, legend: reply.legend });
   if (index !== state.index) return;
   state.chosen = reply.class;
   listClasses();
@@ -97,7 +97,7 @@ function draw() {
   $(".opened").style.setProperty("--columns", Math.max(columns, 3));
   $(".opened").style.setProperty("--curve", columns > 2 ? 2 : 1);
   const figures = sameNumber($(".maps"), columns, mapFigure);
-  paint(figures[0].firstChild, view.image, null, looks());
+  paint(figures[0].firstChild, view.image);
   figures[0].firstChild.setAttribute("aria-label", view.name);
   figures[0].querySelector(".name").textContent = view.name;
   figures[0].querySelector(".dot").hidden = true;
@@ -105,7 +105,7 @@ function draw() {
     const [canvas, caption] = figures[i + 1].children;
     const map = maps.get(keyOf(method));
     figures[i + 1].classList.toggle("waiting", !map);
-    paint(canvas, view.grey, map?.tile, looks());
+    paint(canvas, view.pale, map?.tiles, view.box);
     canvas.setAttribute("aria-label", `heatmap of ${state.chosen[1]} by ${method}`);
     canvas.dataset.shown = map ? keyOf(method) : "";
     caption.querySelector(".name").textContent = map ? method : `${method} …`;
@@ -152,11 +152,11 @@ function listClasses() {
 }
 
 async function save() {
-  const reply = await ask("picture", { methods: state.methods, index: state.index, against: against(), ...looks() });
+  const reply = await ask("picture", { methods: state.methods, index: state.index, against: against(), smooth: smooth() });
   if (reply) Object.assign(document.createElement("a"), { href: reply.url, download: reply.file }).click();
 }
 
-$(".opacity").oninput = $(".smooth").onchange = () => view && (draw(), drawAlike());
+$(".smooth").onchange = () => view && (draw(), drawAlike());
 listenToTexts();
 $(".save").onclick = save;
 $(".hidden-count").oninput = () => ((state.amount = +$(".hidden-count").value), test());

@@ -5,28 +5,37 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from explainers.app.explanation import data_url, picture_name, summarise
-from explainers.app.page.images import CHANCE, LEVELS, MOST_TEXTS, OpenedImage, Side, Text
+from explainers.app.page.images import CHANCE, LEVELS, MOST_TEXTS, PICTURE_SIZE, OpenedImage, Side, Text
 from explainers.errors import InputError, check_range
 from explainers.report.overlays import (
-    BLUE,
     CONSTANT,
-    RED,
+    OPACITY,
     ColourScale,
     colour_scale,
     colour_shades,
     draw_annotated,
+    ends,
+    enlarge_shades,
+    fade,
     legend_colours,
+    to_pillow,
+    to_tensor,
 )
 from explainers.report.side_by_side import LIKENESS
 
 MOST_METHODS = 4
 """Number of explainers that are shown side by side."""
+
+TILE = 128
+"""About the longer side of the smooth colours of a heatmap, in pixels."""
+
+SHADES = 255
+"""Number of shades of pairs of patches."""
 
 STEPS = 32767
 """Number of steps from 0 to the largest value of pairs of patches."""
@@ -43,15 +52,19 @@ LEFT, RIGHT, TOP, BOTTOM = 38, 10, 8, 34
 
 
 def describe_image(image: OpenedImage) -> dict[str, Any]:
-    """The picture, in colours and in grey, and the most probable classes, if the model has some."""
-    pixels = np.asarray(image.picture)
-    grey = Image.fromarray(pixels.mean(-1).round().astype(np.uint8))
+    """The photo, and its paler copy below heatmaps, and the most probable classes, if the model has some.
+
+    `box` is where in both pictures the patches are; around it they are grey.
+    """
+    pixels = to_tensor(image.picture)
+    pictures = {"picture": fade(pixels, image.box, 0), "pale": fade(pixels, image.box)}
     mean = (image.target.mean.flatten() * 255).round().int().tolist()
-    return {
-        "picture": data_url(image.picture, "jpeg", quality=90),
-        "grey": data_url(grey, "jpeg", quality=90),
+    rows, columns = image.grid.shape
+    return {name: data_url(to_pillow(each), "jpeg", quality=90) for name, each in pictures.items()} | {
         "name": image.name,
-        "side": image.grid.side,
+        "rows": rows,
+        "columns": columns,
+        "box": image.box,
         "hiding": f"rgb({', '.join(map(str, mean))})",
         "classes": [list(each) for each in image.classes],
         "prompts": image.session.takes_texts,
@@ -60,13 +73,13 @@ def describe_image(image: OpenedImage) -> dict[str, Any]:
 
 
 def heatmap(image: OpenedImage, method: str, index: Any, against: Sequence[str] = ()) -> dict[str, Any]:
-    """The colours of a heatmap, RGBA row by row, what they mean, the order of its patches, and the class."""
+    """The colours of a heatmap, what they mean, the order of its patches, and the class."""
     chosen = image.parse_index(index, against)
     heatmap = image.heatmap(method, chosen)
     scale = colour_scale(heatmap, image.signed(method))
     return {
-        "colours": encode_colours(heatmap, scale),
-        "legend": describe_legend(scale, ("opposes", "0", "supports")),
+        "tiles": encode_colours(heatmap, scale),
+        "legend": describe_legend(scale, ends(scale.signed, "it")),
         "order": image.orders(method, chosen)[0].tolist(),
         "class": [index, image.title(chosen), image.score(chosen)],
     }
@@ -95,30 +108,28 @@ def scores(image: OpenedImage, index: Any, hidden: Sequence[Sequence[int]]) -> d
 
 
 def picture(
-    image: OpenedImage, methods: Sequence[str], index: Any, opacity: float, smooth: bool, against: Sequence[str] = ()
+    image: OpenedImage, methods: Sequence[str], index: Any, smooth: bool, against: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A PNG with the heatmaps of methods beside one another, titles and legends, and a name for its file."""
+    """A PNG with the heatmaps of methods below one another, titles and legends, and a name for its file."""
     check_range(1, MOST_METHODS, methods=len(methods))
     chosen = image.parse_index(index, against)
     name = image.title(chosen)
     heatmaps = [image.heatmap(method, chosen) for method in methods]
-    kind = "text" if isinstance(chosen, Text) else "class"
-    pixels = torch.from_numpy(np.array(image.picture)).permute(2, 0, 1)
     title = f"{name} {image.score(chosen):.2f}"
     if isinstance(chosen, Text):
         title += summarise(chosen.against, "text")
     parts = [
-        draw_annotated(pixels, heatmap, title, opacity, smooth, explained=kind, method=method, signed=signed)
+        draw_annotated(image.picture, heatmap, title, name, method, image.box, PICTURE_SIZE, smooth, signed)
         for method, heatmap, signed in zip(methods, heatmaps, map(image.signed, methods), strict=True)
     ]
-    whole = Image.new("RGB", (sum(part.width for part in parts), max(part.height for part in parts)), "white")
+    whole = Image.new("RGB", (parts[0].width, sum(part.height for part in parts)), "white")
     for number, part in enumerate(parts):
-        whole.paste(part, (sum(each.width for each in parts[:number]), 0))
+        whole.paste(part, (0, sum(each.height for each in parts[:number])))
     return {"url": data_url(whole, "png"), "file": picture_name(image.name, "_".join(methods), name)}
 
 
 def alike(image: OpenedImage, other: OpenedImage) -> dict[str, Any]:
-    """Why an image is like another one: heatmaps of both, RGBA, and what each pair of patches adds, as 16-bit steps."""
+    """Why an image is like another one: heatmaps of both, and what each pair of patches adds, as 16-bit steps."""
     found, method = image.compare(other)
     pairs = found.pairs[0]
     scale = pairs.abs().max().clamp(min=1e-30).item() / STEPS
@@ -127,11 +138,10 @@ def alike(image: OpenedImage, other: OpenedImage) -> dict[str, Any]:
     return {
         "similarity": found.similarity.item(),
         "method": method,
-        "colours": [encode_colours(heatmap, scale) for heatmap, scale in zip(heatmaps, scales, strict=True)],
+        "tiles": [encode_colours(heatmap, scale) for heatmap, scale in zip(heatmaps, scales, strict=True)],
         "legends": [describe_legend(scale, LIKENESS) for scale in scales],
-        "red": RED,
-        "blue": BLUE,
-        "pairs": base64.b64encode((pairs / scale).round().to(torch.int16).numpy().tobytes()).decode(),
+        "shades": shade_rgba(torch.linspace(-1, 1, SHADES)).tolist(),
+        "pairs": encode_bytes((pairs / scale).round().to(torch.int16)),
         "scale": scale,
         "ties": found.strongest(apart=1)[0].tolist(),
     }
@@ -149,21 +159,36 @@ def check_methods(question: dict[str, Any], known: Sequence[str]) -> None:
         raise InputError(f"expected one of {', '.join(known)}, got {unknown[0]!s:.60}")
 
 
-def encode_colours(heatmap: Tensor, scale: ColourScale) -> str:
-    """The colours of `overlay`, with their strength as opacity: base64 of RGBA bytes, row by row."""
+def encode_colours(heatmap: Tensor, scale: ColourScale) -> dict[str, tuple[str, int]]:
+    """The colours of `overlay`, as `patches` and `smooth`: base64 of RGBA bytes, row by row, and the number of columns.
+
+    The smooth ones have several pixels for each patch, between which browsers interpolate.
+    """
     shades = scale.shades(heatmap)
-    colours = torch.cat([colour_shades(shades, scale.signed), 255 * shades.abs()[..., None]], -1)
-    return base64.b64encode(colours.round().to(torch.uint8).numpy().tobytes()).decode()
+    rows, columns = shades.shape
+    finer = max(TILE // max(rows, columns), 1)
+    tiles = {"patches": shades, "smooth": enlarge_shades(shades, (finer * rows, finer * columns), smooth=True)}
+    return {name: (encode_bytes(shade_rgba(each)), each.shape[1]) for name, each in tiles.items()}
+
+
+def shade_rgba(shades: Tensor) -> Tensor:
+    """The colours of shades (...) as the page draws them, RGBA: uint8 (..., 4)."""
+    return (colour_shades(shades) * torch.tensor([1, 1, 1, OPACITY])).round().to(torch.uint8)
+
+
+def encode_bytes(values: Tensor) -> str:
+    """The bytes of a tensor, in base64."""
+    return base64.b64encode(values.numpy().tobytes()).decode()
 
 
 def describe_legend(scale: ColourScale, words: Sequence[str]) -> dict[str, Any]:
-    """The bar that explains the colours of a heatmap: RGB from its lowest to its highest value, and `words` if signed.
+    """The bar that explains the colours of a heatmap: RGB from its lowest to its highest value, and `words`.
 
     A constant heatmap has a sentence in its place.
     """
     if scale.constant:
         return {"colours": [], "words": [CONSTANT]}
-    return {"colours": legend_colours(scale.signed, 9), "words": words if scale.signed else ("less", "more important")}
+    return {"colours": legend_colours(scale.signed, 9), "words": words}
 
 
 def draw_curves(curves: Mapping[str, Sequence[float]]) -> str:

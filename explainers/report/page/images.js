@@ -59,20 +59,20 @@ function figure(view, heatmap) {
   const note = el("small");
   const element = el("figure", {}, button, el("figcaption", {}, name, note));
   if (heatmap) element.dataset.explainer = heatmap.explainer;
-  const maps = heatmap?.maps.map(decode);
+  const maps = heatmap?.maps.map((text) => text && { shades: decode(text), columns: heatmap.columns });
   const result = { element, button, canvas, note, name, explainer: heatmap?.explainer, maps, signed: heatmap?.signed };
   button.onclick = () => enlarge(view, result);
   return result;
 }
 
-const decode = (text) => text && Int8Array.from(atob(text), (byte) => byte.charCodeAt(0));
+const decode = (text) => Int8Array.from(atob(text), (byte) => byte.charCodeAt(0));
 const shownMap = (view, { maps }) => maps && (maps[view.chosen] ?? maps.find(Boolean));
 const shownFigures = (view) => view.figures.filter(({ explainer }) => !state.hidden.has(explainer));
 
 /** Say which figures cannot show the chosen class, and which heatmaps are constant. */
 function describe(view) {
   for (const { element, note, maps } of view.figures) {
-    const constant = shownMap(view, { maps })?.every((shade) => shade === 0);
+    const constant = shownMap(view, { maps })?.shades.every((shade) => shade === 0);
     const other = Boolean(maps && !maps[view.chosen]);
     const names = view.picture.classes.filter((_, index) => maps?.[index]).map(({ name }) => name);
     element.classList.toggle("other", other);
@@ -95,7 +95,7 @@ function free(view) {
 function draw(view, printing = false) {
   if (!view.images || !(view.visible || printing)) return;
   view.pixels ??= allPixels(view.images);
-  for (const each of shownFigures(view)) paint(each.canvas, view.pixels, shownMap(view, each), each.signed);
+  for (const each of shownFigures(view)) paint(each.canvas, view.pixels, shownMap(view, each));
 }
 
 let waiting = 0;
@@ -113,7 +113,7 @@ async function enlarge(view, shown) {
   const canvas = $("dialog").querySelector("canvas");
   const coarse = view.picture.width <= COARSE;
   const pixels = allPixels(view.images ?? (await load(view.picture)), coarse ? 1 : ENLARGED);
-  paint(canvas, pixels, shownMap(view, shown), shown.signed);
+  paint(canvas, pixels, shownMap(view, shown));
   canvas.className = shown.canvas.className;
   const which = [view.picture.name, shown.name, shown.note.textContent || view.picture.classes[view.chosen]?.name];
   $("dialog").querySelector("span").textContent = which.filter(Boolean).join(" \u00b7 ");

@@ -1,7 +1,7 @@
 // What all parts of the page share: the data, what the user has chosen, and elements; then the controls
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const state = { task: data.tasks[0], opacity: 0.8, smooth: false, outline: false, hidden: new Set() };
+const state = { task: data.tasks[0], opacity: data.opacity, smooth: true, outline: false, hidden: new Set() };
 const PRINTED = 7; // most figures beside each other on paper
 const DASHES = ["none", "7 3", "2 3"]; // colours repeat after 20 explainers
 

@@ -23,53 +23,53 @@ function pixelsOf(image, scale, sharp) {
 
 const allPixels = ([image, truth], scale = 1) => [pixelsOf(image, scale), truth && pixelsOf(truth, scale, true)];
 
-function paint(canvas, [image, truth], heatmap, signed) {
+function paint(canvas, [image, truth], heatmap) {
   const { width, height } = image;
   const out = new ImageData(new Uint8ClampedArray(image.data), width, height);
-  if (heatmap) blend(out, heatmap, signed);
+  if (heatmap) blend(out, heatmap);
   if (truth && state.outline) outline(out, truth.data);
   Object.assign(canvas, { width, height });
   canvas.getContext("2d").putImageData(out, 0, 0);
 }
 
-/** Colour the grey image by the formula of explainers/report/overlays.py. */
-function blend({ data: out, width, height }, heatmap, signed) {
-  const { steps } = data;
-  const side = Math.sqrt(heatmap.length);
-  const [rows, columns] = [samples(height, side), samples(width, side)];
+/** Colour an image by the formula of explainers/report/overlays.py. */
+function blend({ data: out, width, height }, { shades, columns }) {
+  const { steps, colours, pale } = data;
+  const rows = shades.length / columns, across = samples(width, columns), down = samples(height, rows);
+  const lowest = Math.min(...shades), highest = Math.max(...shades);
+  const line = new Float32Array(columns);
   for (let row = 0, at = 0; row < height; row++) {
-    const [upper, lower, down] = [side * rows.low[row], side * rows.high[row], rows.between[row]];
+    line.fill(0);
+    for (const [index, weight] of down[row]) for (let i = 0; i < columns; i++) line[i] += weight * shades[index * columns + i];
     for (let column = 0; column < width; column++, at += 4) {
-      const left = columns.low[column], right = columns.high[column], along = columns.between[column];
-      const above = (1 - along) * heatmap[upper + left] + along * heatmap[upper + right];
-      const below = (1 - along) * heatmap[lower + left] + along * heatmap[lower + right];
-      const value = ((1 - down) * above + down * below) / steps;
-      const strength = state.opacity * Math.abs(value);
-      const colour = tint(value, signed);
+      let shade = 0;
+      for (const [index, weight] of across[column]) shade += weight * line[index];
+      const colour = colours[Math.round(Math.min(Math.max(shade, lowest), highest)) + steps];
+      const strength = (state.opacity * colour[3]) / 255;
       const grey = (out[at] + out[at + 1] + out[at + 2]) / 3;
-      for (let channel = 0; channel < 3; channel++) out[at + channel] = grey + strength * (colour[channel] - grey);
+      for (let channel = 0; channel < 3; channel++) {
+        const below = out[at + channel] + pale * (grey - out[at + channel]);
+        out[at + channel] = below + strength * (colour[channel] - below);
+      }
     }
   }
 }
 
-/** The full colour of a shade: from -1 to 1 of signed heatmaps, from 0 to 1 of others. */
-function tint(shade, signed) {
-  if (signed) return shade > 0 ? data.red : data.blue;
-  const stops = data.sequential, at = shade * (stops.length - 1);
-  const lower = Math.min(Math.floor(at), stops.length - 2);
-  return stops[lower].map((channel, i) => channel + (at - lower) * (stops[lower + 1][i] - channel));
+/** Of each of `size` pixels: the patches around it, and their weights, by Pillow's bicubic curve; or the one below it. */
+function samples(size, side) {
+  return Array.from({ length: size }, (_, pixel) => {
+    const centre = ((pixel + 0.5) * side) / size;
+    if (!state.smooth) return [[Math.floor(centre), 1]];
+    const around = [-2, -1, 0, 1, 2].map((step) => Math.floor(centre) + step).filter((index) => index >= 0 && index < side);
+    const weights = around.map((index) => cubic(Math.abs(index + 0.5 - centre)));
+    const total = weights.reduce((sum, weight) => sum + weight);
+    return around.map((index, i) => [index, weights[i] / total]);
+  });
 }
 
-/** The two patches that each of `size` pixels lies between, and its position between them, from 0 to 1. */
-function samples(size, side) {
-  const [low, high, between] = [new Int32Array(size), new Int32Array(size), new Float64Array(size)];
-  for (let pixel = 0; pixel < size; pixel++) {
-    const centre = Math.min(Math.max(((pixel + 0.5) * side) / size - 0.5, 0), side - 1);
-    low[pixel] = Math.floor(state.smooth ? centre : (pixel * side) / size);
-    high[pixel] = Math.min(low[pixel] + 1, side - 1);
-    between[pixel] = state.smooth ? centre - low[pixel] : 0;
-  }
-  return { low, high, between };
+function cubic(x) {
+  if (x < 1) return (1.5 * x - 2.5) * x * x + 1;
+  return x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0;
 }
 
 /** Draw the pixels of the object that have a neighbour outside it. */

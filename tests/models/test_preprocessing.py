@@ -1,0 +1,59 @@
+"""Image processors of transformers: the same pixels, the same predictions."""
+
+import pytest
+import torch
+import transformers
+from images.test_transform import PHOTOS, photo
+
+from explainers.errors import InputError
+from explainers.models.preprocessing import read_processor
+
+SMALL = {"shortest_edge": 72}
+SQUARE = {"height": 64, "width": 64}
+PROCESSORS = {
+    "ViTImageProcessor": {},
+    "DeiTImageProcessor": {},
+    "BeitImageProcessor": {"size": {"height": 72, "width": 80}},
+    "BitImageProcessor": {"size": {"shortest_edge": 256}},
+    "CLIPImageProcessor": {"size": SMALL, "crop_size": SQUARE},
+    "SiglipImageProcessor": {"size": SQUARE},
+    "ConvNextImageProcessor": {"size": {"shortest_edge": 224}},
+    "LevitImageProcessor": {},
+    "MobileNetV2ImageProcessor": {},
+    "PoolFormerImageProcessor": {},
+    "EfficientNetImageProcessor": {"size": SQUARE, "rescale_factor": 1 / 127.5, "rescale_offset": True},
+}
+
+
+@pytest.mark.situation(23)
+@pytest.mark.parametrize(("backend", "tolerance"), [("Pil", 0.01), ("", 2.01)], ids=["pil", "torchvision"])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_pixels_are_those_of_transformers(name, backend, tolerance):
+    """The torchvision backend rounds otherwise than Pillow, by up to two levels of 256."""
+    processor = getattr(transformers, name + backend)(**PROCESSORS[name])
+    found = read_processor(processor)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (found.mean, found.std))
+    for each in PHOTOS:
+        theirs = torch.as_tensor(processor(photo(each), return_tensors="pt").pixel_values[0])
+        difference = (255 * (theirs * std + mean) - found.transform(photo(each))).abs().max()
+        assert difference < tolerance, each
+
+
+def test_a_large_convnext_is_squashed():
+    found = read_processor(transformers.ConvNextImageProcessor()).transform
+    assert (found.size, found.resize, found.crop_pct) == ((384, 384), "squash", 1.0)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        transformers.ViTImageProcessor(do_resize=False),
+        transformers.ViTImageProcessor(size={"shortest_edge": 64, "longest_edge": 96}),
+        transformers.ViTImageProcessor(size={"longest_edge": 96}),
+        transformers.DeiTImageProcessor(crop_size={"height": 300, "width": 300}),
+        "a name",
+    ],
+)
+def test_a_processor_that_does_something_else_is_refused(processor):
+    with pytest.raises(InputError, match="^processor= needs"):
+        read_processor(processor)
