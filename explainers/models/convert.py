@@ -110,7 +110,7 @@ def as_target(
         of_timm = TargetModel(state_statistics(model, mean, std), score=score).float().eval()
         return _override_settings(of_timm, size, classes, transform)
     count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
-    given = Inputs(size, None, None, "not known").override(mean, std, classes, count, transform, score)
+    given = Inputs(size, None, None, "as given").override(mean, std, classes, count, transform, score)
     return _search(model, given)
 
 

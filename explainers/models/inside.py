@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+import explainers.models.dinov2_hub as dinov2_hub
 import explainers.models.huggingface as huggingface
 import explainers.models.torchvision_models as torchvision_models
 from explainers.errors import InputError
@@ -27,12 +29,16 @@ from explainers.models.mapping import (
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import take_logits
+from explainers.models.plain import check_logits, take_logits
 from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 
-LIBRARIES: dict[str, ModuleType] = {"torchvision": torchvision_models, "transformers": huggingface}
+LIBRARIES: dict[str, ModuleType] = {
+    "dinov2": dinov2_hub,
+    "torchvision": torchvision_models,
+    "transformers": huggingface,
+}
 """Name of a library → module that tells which images a model of it takes, and plans its conversion."""
 
 CHUNK = 64
@@ -72,7 +78,8 @@ def read_inputs(part: Any, size: tuple[int, int] | None = None) -> Inputs:
         inputs: Inputs = library.find_inputs(part, None, size)
         return inputs
     config = timm.data.resolve_model_data_config(part)
-    return Inputs(size or config["input_size"][1:], config["mean"], config["std"], "those of its config")
+    own = getattr(getattr(part, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    return Inputs(size or tuple(own), config["mean"], config["std"], "those of its config")
 
 
 def take_apart(
@@ -98,6 +105,8 @@ def take_apart(
     probes = draw_probes(inside)
     try:
         seen, outputs, expected = _record(own, part, probes)
+    except (InputError, Unmapped):
+        raise
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
     inputs = _read_normalisation(probes, seen, read_inputs(part, size), mean, std)
@@ -134,7 +143,7 @@ def _embed_like(part: Any, size: tuple[int, int] | None) -> TargetModel:
 
 def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[str, Any], Tensor]:
     """Run a module on images: what its backbone sees, what the methods of the backbone return, and the logits."""
-    name = "forward" if find_library(part) is not None else "forward_features"
+    name = "forward_features" if hasattr(part, "forward_features") else "forward"
     method, calls = getattr(part, name), []
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -146,9 +155,10 @@ def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[
     delattr(part, name)
     if not calls:
         raise Unmapped("its forward does not call it")
+    check_logits(logits[:3], take_logits(module(images[:1]), type(module).__name__), type(module).__name__)
     seen, output = calls[0]
     outputs = {name: output}
-    if name == "forward_features":
+    if is_of_timm(part):
         outputs |= {"pre_logits": part.forward_head(output, pre_logits=True), "logits": part.forward_head(output)}
     return seen, outputs, logits
 
@@ -204,7 +214,9 @@ class Rest(nn.Module):
         if "forward" in outputs:
             part.forward = self._forward
         else:
-            part.forward_features, part.forward_head = self._features, self._head
+            part.forward_features = self._features
+        if "logits" in outputs:
+            part.forward_head = self._head
 
     def forward(self, embeddings: Tensor) -> Tensor:
         flat = embeddings.reshape(-1, embeddings.shape[-1])
@@ -231,7 +243,7 @@ class Rest(nn.Module):
         return tree_map(self._fill, self.outputs["forward"])
 
     def _features(self, *_: Any, **__: Any) -> Any:
-        return tree_map(self._fill, self.outputs["forward_features"])
+        return tree_map(partial(self._fill, pre_logits=True), self.outputs["forward_features"])
 
     def _head(self, features: Any, pre_logits: bool = False) -> Any:
         return self._fill(self.outputs["pre_logits" if pre_logits else "logits"], pre_logits)
@@ -291,7 +303,7 @@ def _find_head(rest: Rest, embeddings: Tensor) -> tuple[nn.Module, Calls]:
         logits = rest.run(embeddings)
 
     def is_embedding(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.shape == embeddings.shape and torch.allclose(value, embeddings)
+        return isinstance(value, Tensor) and value.shape == embeddings.shape and torch.allclose(value, embeddings, 1e-6)
 
     if is_embedding(logits):
         return NoHead(), []

@@ -22,7 +22,7 @@ from explainers.models.heads import (
     DistilledHead,
     NoHead,
     TextProjection,
-    check_logits,
+    check_no_probabilities,
     has_single_logit,
     load_head,
     split_single_logit,
@@ -81,7 +81,8 @@ class TargetModel(nn.Module):
     copy, such as training or a move to another device, do not affect the other. Both copies take memory.
 
     Args:
-        model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`.
+        model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`. Or a
+            `TargetModel`, to give it another head.
         head: a head for another task on the same backbone, or the path of its file; `None` keeps the model's own head.
             A model without a head, such as DINOv2, only embeds.
         score: what the logits mean: `softmax` for one class of several, `sigmoid` for several classes at once, `value`
@@ -99,6 +100,10 @@ class TargetModel(nn.Module):
     @checks_choices
     def __init__(self, model: Any, head: nn.Module | str | Path | None = None, score: Score | None = None) -> None:
         super().__init__()
+        names: list[str] = []
+        if isinstance(model, TargetModel):
+            names = model.classes if head is None else []
+            model, head = model.backbone, model.head if head is None else head
         if not hasattr(model, "reset_classifier"):
             raise InputError(
                 f"expected a classifier of timm, got {type(model).__name__}: convert a model of another library with"
@@ -123,7 +128,7 @@ class TargetModel(nn.Module):
         self.score: Score = score or "softmax"
         if has_single_logit(head) and score != "value":
             self._split_logit(score is None)
-        self.classes: list[str] = list(fitted.get("classes", getattr(self.head, "class_names", ())))
+        self.classes: list[str] = names or list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
         mean, std = find_statistics(model)
         self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
@@ -155,7 +160,7 @@ class TargetModel(nn.Module):
             )
         several = not hasattr(self.head, "out_features") and not isinstance(self.head, DistilledHead | NoHead)
         if several and not self.mean.is_meta:
-            check_logits(self.head, self.embed_dim)
+            check_no_probabilities(self.head, self.embed_dim)
         if fitted:
             check_identity(fitted, self.backbone_identity(), path)
 

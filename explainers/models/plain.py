@@ -299,7 +299,7 @@ def probe(model: nn.Module, images: Tensor) -> Probed:
             f"expected a classifier of normalised float32 images of shape (B, {', '.join(map(str, images.shape[1:]))}),"
             f" got {name}, which raises {type(error).__name__}: {reason}: {advice}"
         ) from error
-    _check_logits(logits.detach(), alone, name)
+    check_logits(logits.detach(), alone, name)
     try:
         (gradient,) = torch.autograd.grad(logits, images, torch.ones_like(logits), allow_unused=True)
         probed.differentiable = gradient is not None
@@ -334,7 +334,7 @@ def take_logits(output: Any, name: str) -> Tensor:
     return logits
 
 
-def _check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
+def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
     """Raise an InputError unless these are logits of three images, of which two are random, and of the first alone."""
     if logits.dim() != 2 or len(logits) != 3 or not logits.is_floating_point():
         kind = str(logits.dtype).removeprefix("torch.")

@@ -5,7 +5,16 @@ from functools import partial
 import pytest
 import timm
 import torch
-from library_models import HUGGING_FACE, NAMES, SIZE, TORCHVISION, TWO_TOWERS, Original, converted
+from library_models import (
+    HUGGING_FACE,
+    NAMES,
+    SIZE,
+    TORCHVISION,
+    TWO_TOWERS,
+    DinoVisionTransformer,
+    Original,
+    converted,
+)
 from torch import nn
 from torchvision.models import ResNet18_Weights, mobilenet_v3_small
 from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
@@ -87,6 +96,26 @@ def test_white_box_methods_and_anyhead_explain_a_converted_transformer(name, ima
     for heatmaps in (decomposed, learned):
         assert heatmaps.shape == (5, 4, 4) and heatmaps.isfinite().all()
     assert (decomposed.flatten(1).std(1) > 1e-3).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [{}, {"chunks": 0}, {"registers": 3}, {"swiglu": True}])
+def test_dinov2_of_torch_hub_is_converted_alone_and_inside(kind, images, capsys):
+    torch.manual_seed(0)
+    dino = DinoVisionTransformer(**kind).eval()
+    larger = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
+    for size, pixels in ((None, images), (48, larger)):
+        target = as_target(dino, image_size=size)
+        normalised = target.normalise(pixels)
+        torch.testing.assert_close(target.embed(normalised), dino(normalised), rtol=1e-4, atol=1e-4)
+    assert "DinoVisionTransformer is computed in timm's architecture" in capsys.readouterr().err
+    assert {"DecompX", "GAE"} <= set(posthoc.methods_for(target))
+    found = as_target(nn.Sequential(dino, nn.ReLU(), nn.Linear(32, 5)))
+    assert found.embed_dim == 32 and found.num_classes == 5
+    assert (
+        "a DinoVisionTransformer of dinov2 inside (0), with the rest as its head (ReLU, Linear)"
+        in capsys.readouterr().err
+    )
 
 
 @torch.no_grad()
