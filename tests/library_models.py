@@ -7,6 +7,9 @@ from conftest import wake
 from timm.data import IMAGENET_DEFAULT_MEAN as MEAN
 from timm.data import IMAGENET_DEFAULT_STD as STD
 from timm.data import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from timm.layers import PatchEmbed, SwiGLUPacked
+from timm.models.vision_transformer import Block
+from torch import nn
 from torchvision.models import VisionTransformer
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
@@ -242,3 +245,60 @@ def converted(name):
     original = Original(name)
     original.model.eval()
     return original, as_target(original.model, image_size=None if "transformers" in name else 32)
+
+
+class DinoVisionTransformer(nn.Module):
+    """DINOv2 as torch.hub has it, by its names; its blocks are timm's, which have the same names."""
+
+    def __init__(self, registers=0, chunks=1, swiglu=False):
+        super().__init__()
+        self.embed_dim, self.n_blocks, self.num_heads, self.patch_size = 32, 2, 4, 8
+        self.patch_embed = PatchEmbed(32, 8, 3, 32, strict_img_size=False)
+        self.cls_token, self.pos_embed = nn.Parameter(torch.randn(1, 1, 32)), nn.Parameter(torch.randn(1, 17, 32))
+        self.register_tokens = nn.Parameter(torch.randn(1, registers, 32)) if registers else None
+        self.mask_token = nn.Parameter(torch.zeros(1, 32))
+        norm = partial(nn.LayerNorm, eps=1e-6)
+        layers = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU} if swiglu else {}
+        blocks = [Block(32, 4, qkv_bias=True, init_values=0.5, norm_layer=norm, **layers) for _ in range(2)]
+        for block in blocks if swiglu else ():
+            block.mlp = Swiglu(block.mlp)
+        wanted = [nn.ModuleList(blocks[:1]), nn.ModuleList([nn.Identity(), blocks[1]])] if chunks else blocks
+        self.blocks, self.norm, self.head = nn.ModuleList(wanted), norm(32), nn.Identity()
+
+    def interpolate_pos_encoding(self, tokens, width, height):
+        if (width, height) == (32, 32):
+            return self.pos_embed
+        grid = self.pos_embed[:, 1:].mT.unflatten(-1, (4, 4))
+        resized = nn.functional.interpolate(grid, (width // 8, height // 8), mode="bicubic").flatten(2).mT
+        return torch.cat([self.pos_embed[:, :1], resized], 1)
+
+    def forward_features(self, images):
+        tokens = torch.cat([self.cls_token.expand(len(images), -1, -1), self.patch_embed(images)], 1)
+        tokens = tokens + self.interpolate_pos_encoding(tokens, *images.shape[2:])
+        count = 0 if self.register_tokens is None else self.register_tokens.shape[1]
+        if count:
+            registers = self.register_tokens.expand(len(images), -1, -1)
+            tokens = torch.cat([tokens[:, :1], registers, tokens[:, 1:]], 1)
+        for block in self.blocks:
+            for layer in block if isinstance(block, nn.ModuleList) else [block]:
+                tokens = layer(tokens)
+        tokens = self.norm(tokens)
+        return {"x_norm_clstoken": tokens[:, 0], "x_norm_patchtokens": tokens[:, 1 + count :], "masks": None}
+
+    def forward(self, images):
+        return self.head(self.forward_features(images)["x_norm_clstoken"])
+
+
+DinoVisionTransformer.__module__ = "dinov2.models.vision_transformer"
+
+
+class Swiglu(nn.Module):
+    """The gated layer of DINOv2 by its names."""
+
+    def __init__(self, mlp):
+        super().__init__()
+        self.w12, self.w3 = mlp.fc1, mlp.fc2
+
+    def forward(self, tokens):
+        gate, values = self.w12(tokens).chunk(2, -1)
+        return self.w3(nn.functional.silu(gate) * values)

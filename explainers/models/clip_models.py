@@ -9,8 +9,18 @@ from torch import nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
+from explainers.masking import read_size
 from explainers.models.heads import NoHead, TextProjection
-from explainers.models.mapping import Inputs, Plan, Table, Unmapped, linear_part, map_to_timm, rename_weights
+from explainers.models.mapping import (
+    Inputs,
+    Plan,
+    Table,
+    Unmapped,
+    linear_part,
+    map_to_timm,
+    rename_weights,
+    state_statistics,
+)
 from explainers.models.model import TargetModel
 from explainers.models.plain import plain_target
 
@@ -48,15 +58,15 @@ def find_tower(model: Any) -> Any:
     return model.visual if hasattr(model, "encode_image") and hasattr(model, "visual") else model
 
 
-def find_inputs(tower: Any, image_size: int | None = None) -> Inputs:
+def find_inputs(tower: Any, size: tuple[int, int] | None = None) -> Inputs:
     """Return the images that a tower takes; without what open_clip states in it, they are those of OpenAI's CLIP."""
-    stated = getattr(tower, "image_size", None) or getattr(tower, "input_resolution", 224)
-    size = image_size or (stated if isinstance(stated, int) else stated[0])
+    stated: Any = getattr(tower, "image_size", None) or getattr(tower, "input_resolution", 224)
+    size = size or read_size(stated)
     mean = getattr(tower, "image_mean", None) or timm.data.OPENAI_CLIP_MEAN
     std = getattr(tower, "image_std", None) or timm.data.OPENAI_CLIP_STD
     origin = "as it states" if getattr(tower, "image_mean", None) else "those of OpenAI's CLIP"
     squashes = getattr(tower, "preprocess_cfg", {}).get("resize_mode") == "squash"
-    transform = ImageTransform((size, size), resize="squash" if squashes else "center")
+    transform = ImageTransform(size, resize="squash" if squashes else "center")
     return Inputs(size, mean, std, origin, (), transform)
 
 
@@ -64,12 +74,12 @@ def clip_target(tower: Any, inputs: Inputs) -> tuple[TargetModel, str]:
     """Make a target of an image tower, which embeds and has no classes, and say what became of it."""
     try:
         if hasattr(tower, "trunk"):
-            target = TargetModel(tower.trunk, _projection(tower.head))
+            target = TargetModel(state_statistics(tower.trunk, inputs.mean, inputs.std), _projection(tower.head))
             return target.float().eval(), "is the model of timm inside of it"
         target, difference = map_to_timm(tower, plan(tower, inputs))
         return target, f"is computed in timm's architecture, with outputs that differ by at most {difference:.0g}"
     except Unmapped as reason:
-        target = plain_target(tower, inputs.mean, inputs.std, inputs.image_size, (), inputs.transform)
+        target = plain_target(tower, inputs.mean, inputs.std, inputs.size, (), inputs.transform)
         target.head = NoHead()
         return target, f"stays as it is, because {reason}"
 
@@ -84,7 +94,7 @@ def plan(tower: Any, inputs: Inputs) -> Plan:
     first = tower.transformer.resblocks[0]
     quick = any(type(part).__name__ == "QuickGELU" for part in first.modules())
     sizes = {
-        "img_size": inputs.image_size,
+        "img_size": inputs.size,
         "patch_size": tower.conv1.kernel_size[0],
         "embed_dim": tower.conv1.out_channels,
         "depth": len(tower.transformer.resblocks),

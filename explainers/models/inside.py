@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+import explainers.models.dinov2_hub as dinov2_hub
 import explainers.models.huggingface as huggingface
 import explainers.models.torchvision_models as torchvision_models
 from explainers.errors import InputError
@@ -27,11 +29,16 @@ from explainers.models.mapping import (
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import take_logits
+from explainers.models.plain import check_logits, take_logits
+from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 
-LIBRARIES: dict[str, ModuleType] = {"torchvision": torchvision_models, "transformers": huggingface}
+LIBRARIES: dict[str, ModuleType] = {
+    "dinov2": dinov2_hub,
+    "torchvision": torchvision_models,
+    "transformers": huggingface,
+}
 """Name of a library → module that tells which images a model of it takes, and plans its conversion."""
 
 CHUNK = 64
@@ -64,25 +71,26 @@ def find_backbones(model: nn.Module) -> list[str]:
     return sorted(sizes, key=lambda name: -sizes[name])
 
 
-def read_inputs(part: Any, image_size: int | None = None) -> Inputs:
+def read_inputs(part: Any, size: tuple[int, int] | None = None) -> Inputs:
     """Return the images that a known backbone takes."""
     library = find_library(part)
     if library is not None:
-        inputs: Inputs = library.find_inputs(part, None, image_size)
+        inputs: Inputs = library.find_inputs(part, None, size)
         return inputs
     config = timm.data.resolve_model_data_config(part)
-    return Inputs(image_size or config["input_size"][-1], config["mean"], config["std"], "those of its config")
+    own = getattr(getattr(part, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    return Inputs(size or tuple(own), config["mean"], config["std"], "those of its config")
 
 
 def take_apart(
-    model: nn.Module, name: str, mean: Statistics, std: Statistics, image_size: int | None
+    model: nn.Module, name: str, mean: Statistics, std: Statistics, size: tuple[int, int] | None, score: Score | None
 ) -> tuple[TargetModel, str]:
     """Take the backbone `name` inside of a module as G, and what the module computes of its embedding as H.
 
     Args:
         model: any module, which stays as it is.
         name: of a backbone that `find_backbones` returns.
-        mean: mean of the pixels that the module takes; likewise `std` and `image_size`, see `as_target`.
+        mean: mean of the pixels that the module takes; likewise `std`, `size` and `score`, see `as_target`.
 
     Returns:
         The target, in eval mode, and what a line says about it.
@@ -93,13 +101,15 @@ def take_apart(
     """
     own = copy_module(model).float().eval()
     part: Any = own.get_submodule(name)
-    inside = _embed_like(part, image_size)
+    inside = _embed_like(part, size)
     probes = draw_probes(inside)
     try:
         seen, outputs, expected = _record(own, part, probes)
+    except (InputError, Unmapped):
+        raise
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
-    inputs = _read_normalisation(probes, seen, read_inputs(part, image_size), mean, std)
+    inputs = _read_normalisation(probes, seen, read_inputs(part, size), mean, std)
     rest = Rest(own, part, inside.head, outputs, probes.shape[1:])
     target = _find_pooling(inside, rest, seen, expected)
     embeddings = target.embed(seen)
@@ -108,24 +118,24 @@ def take_apart(
     if head is rest:
         rest.drop_unused(part, {layer for layer, *_ in layers})
     target.backbone.pretrained_cfg = target.backbone.pretrained_cfg | {"mean": inputs.mean, "std": inputs.std}
-    found = TargetModel(target.backbone, linear_part(head) or head).eval()
+    found = TargetModel(target.backbone, linear_part(head) or head, score).eval()
     found.classes = inside.classes if head is inside.head else []
     kind, library = type(part).__name__, type(part).__module__.partition(".")[0]
     said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {_describe(head, layers)}"
     return found, f"{said}; outputs differ by at most {difference:.0g}; {inputs}"
 
 
-def _embed_like(part: Any, image_size: int | None) -> TargetModel:
+def _embed_like(part: Any, size: tuple[int, int] | None) -> TargetModel:
     """A target of a backbone, which takes images of another size if one is given, in timm's architecture."""
     library = find_library(part)
     try:
         if library is not None:
-            return map_to_timm(part, library.plan(part, read_inputs(part, image_size)))[0]
-        if image_size is not None:
+            return map_to_timm(part, library.plan(part, read_inputs(part, size)))[0]
+        if size is not None:
             if hasattr(part, "set_input_size"):
-                part.set_input_size(img_size=(image_size, image_size))
+                part.set_input_size(img_size=size)
             in_channels = timm.data.resolve_model_data_config(part)["input_size"][0]
-            part.pretrained_cfg = {**part.pretrained_cfg, "input_size": (in_channels, image_size, image_size)}
+            part.pretrained_cfg = {**part.pretrained_cfg, "input_size": (in_channels, *size)}
         return TargetModel(part).eval()
     except InputError as error:
         raise Unmapped(str(error)) from error
@@ -133,7 +143,7 @@ def _embed_like(part: Any, image_size: int | None) -> TargetModel:
 
 def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[str, Any], Tensor]:
     """Run a module on images: what its backbone sees, what the methods of the backbone return, and the logits."""
-    name = "forward" if find_library(part) is not None else "forward_features"
+    name = "forward_features" if hasattr(part, "forward_features") else "forward"
     method, calls = getattr(part, name), []
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -145,9 +155,10 @@ def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[
     delattr(part, name)
     if not calls:
         raise Unmapped("its forward does not call it")
+    check_logits(logits[:3], take_logits(module(images[:1]), type(module).__name__), type(module).__name__)
     seen, output = calls[0]
     outputs = {name: output}
-    if name == "forward_features":
+    if is_of_timm(part):
         outputs |= {"pre_logits": part.forward_head(output, pre_logits=True), "logits": part.forward_head(output)}
     return seen, outputs, logits
 
@@ -165,7 +176,7 @@ def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, mean: Stat
     if not torch.allclose(scale[:, None] * given + shift[:, None], found, rtol=1e-4, atol=1e-4):
         raise Unmapped("it sees other images than the module, which differ by more than a normalisation")
     if torch.allclose(seen, images):
-        return inputs.override(mean, std, ())
+        return inputs.override(mean, std, (), len(scale))
     taken = [torch.tensor(channels(*each, len(scale))).to(scale) for each in (("mean", mean or 0), ("std", std or 1))]
     means, stds = (taken[0] - shift * taken[1] / scale).round(decimals=6), (taken[1] / scale).round(decimals=6)
     if not ((means >= 0) & (means <= 1) & (stds > 0)).all():
@@ -203,7 +214,9 @@ class Rest(nn.Module):
         if "forward" in outputs:
             part.forward = self._forward
         else:
-            part.forward_features, part.forward_head = self._features, self._head
+            part.forward_features = self._features
+        if "logits" in outputs:
+            part.forward_head = self._head
 
     def forward(self, embeddings: Tensor) -> Tensor:
         flat = embeddings.reshape(-1, embeddings.shape[-1])
@@ -230,7 +243,7 @@ class Rest(nn.Module):
         return tree_map(self._fill, self.outputs["forward"])
 
     def _features(self, *_: Any, **__: Any) -> Any:
-        return tree_map(self._fill, self.outputs["forward_features"])
+        return tree_map(partial(self._fill, pre_logits=True), self.outputs["forward_features"])
 
     def _head(self, features: Any, pre_logits: bool = False) -> Any:
         return self._fill(self.outputs["pre_logits" if pre_logits else "logits"], pre_logits)
@@ -290,7 +303,7 @@ def _find_head(rest: Rest, embeddings: Tensor) -> tuple[nn.Module, Calls]:
         logits = rest.run(embeddings)
 
     def is_embedding(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.shape == embeddings.shape and torch.allclose(value, embeddings)
+        return isinstance(value, Tensor) and value.shape == embeddings.shape and torch.allclose(value, embeddings, 1e-6)
 
     if is_embedding(logits):
         return NoHead(), []

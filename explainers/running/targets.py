@@ -1,7 +1,9 @@
 """Configs without a file of their own: short names, models of timm, tasks; and settings that follow from a model."""
 
 import json
+from contextlib import nullcontext
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch import nn
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.fetching import is_in_timm, similar_targets
+from explainers.models.heads import NoHead
 from explainers.models.removal import supports_drop
 from explainers.training.trunk import default_blocks, space_blocks
 from explainers.transformer.direct_paths import default_direct
@@ -34,8 +37,23 @@ def named_options(group: str) -> dict[str, Any]:
     return content
 
 
+def is_python_path(name: str) -> bool:
+    """Whether a name such as `package.module.function` is in a module that Python finds."""
+    try:
+        return "." in name and find_spec(name.rpartition(".")[0]) is not None
+    except ModuleNotFoundError:  # of its package
+        return False
+
+
+def own_target(function: str) -> Any:
+    """The config of a target of the model that a function returns, which may be any that `as_target` takes."""
+    content: Any = OmegaConf.create((CONFIGS / "target/timm.yaml").read_text())
+    content.target.model = {"_target_": "explainers.models.as_target", "model": {"_target_": function}}
+    return content
+
+
 class WithoutFiles(ConfigSource):
-    """Hydra's source of `named_options`, and of `target/NAME` of timm's models and `tasks/NAME` of our data."""
+    """Hydra's source of `named_options`, of `target/NAME` of timm's models and Python's functions, and `tasks/NAME`."""
 
     @staticmethod
     def scheme() -> str:
@@ -44,7 +62,9 @@ class WithoutFiles(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
         content = named_options(group).get(name, name)
-        if group == "target":
+        if group == "target" and not is_in_timm(content) and is_python_path(content):
+            content = own_target(content)
+        elif group == "target":
             content = {"defaults": ["timm"], "target": {"model": {"model_name": content}}}
         elif group == "tasks":
             head = f"${{oc.select:heads.{name},${{target.head}}}}"
@@ -58,7 +78,8 @@ class WithoutFiles(ConfigSource):
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
         is_task = group == "tasks" and ((CONFIGS / f"data/{name}.yaml").is_file() or name in named_options("data"))
-        return is_task or name in named_options(group) or (group == "target" and is_in_timm(name))
+        is_target = group == "target" and (is_in_timm(name) or is_python_path(name))
+        return is_task or is_target or name in named_options(group)
 
     def is_group(self, config_path: str) -> bool:
         group = config_path.rstrip("/")
@@ -105,7 +126,7 @@ def model_default(name: str, *, _root_: DictConfig) -> Any:
 
 @cache
 def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
-    """All settings that follow from a model, which is built without weights.
+    """All settings that follow from a model, which is built without weights, or by its own function.
 
     Args:
         settings: those of `target.model`, as JSON.
@@ -119,9 +140,10 @@ def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
     if given.get("_target_", "").endswith(".create_model") and ":" not in name and not is_in_timm(name):
         raise InputError(f"no model named {name} in timm: {similar_targets(name)}")
     without_weights = {"pretrained": False, "checkpoint_path": ""}
-    with torch.device("meta"):
+    own = given.get("_target_") == "explainers.models.as_target"
+    with nullcontext() if own else torch.device("meta"):
         model = instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights})
-        target = TargetModel(model, nn.Identity())
+        target = model if own else TargetModel(model, nn.Identity())
     direct = default_direct(target)
     functionals = "head" if headed else _choose_functionals(model)
     return {
@@ -138,6 +160,8 @@ def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
 
 def _choose_functionals(model: Any) -> str:
     """What AnyHead learns to explain: classes, texts for towers whose text tower open_clip has, otherwise likeness."""
+    if isinstance(model, TargetModel):
+        return "images" if isinstance(model.head, NoHead) else "head"
     config = getattr(model, "pretrained_cfg", {})
     name, tag = config.get("architecture", ""), config.get("tag") or ""
     if ("clip" in name or "siglip" in name) and "_ft_" not in tag:

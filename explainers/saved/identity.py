@@ -48,7 +48,7 @@ def weights_hash(module: nn.Module) -> str:
     >>> weights_hash(layer) == weights_hash(same)
     False
     """
-    state = sorted((name, _numbers(value)) for name, value in module.state_dict().items())
+    state = sorted((_drop_compiled(name), _numbers(value)) for name, value in module.state_dict().items())
     stamps = [(name, v.data_ptr(), v.dtype, v.shape, v._version, v.sum().item()) for name, v in state]
     cached = _hashes.get(module)
     if cached is not None and cached[0] == stamps:
@@ -59,6 +59,11 @@ def weights_hash(module: nn.Module) -> str:
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     _hashes[module] = stamps, digest.hexdigest()
     return digest.hexdigest()
+
+
+def _drop_compiled(name: str) -> str:
+    """The name that a weight or layer has without `torch.compile`."""
+    return f"{name}.".replace("_orig_mod.", "").removesuffix(".")
 
 
 def _numbers(value: Any) -> Tensor:
@@ -80,9 +85,13 @@ def architecture_hash(module: nn.Module) -> str:
     False
     """
     described = [
-        (name, type(part).__name__, {key: _plain(value) for key, value in sorted(_settings(part).items())})
+        (
+            _drop_compiled(name),
+            type(part).__name__,
+            {key: _plain(value) for key, value in sorted(_settings(part).items())},
+        )
         for name, part in module.named_modules()
-        if not isinstance(part, INACTIVE)
+        if not isinstance(part, INACTIVE) and not hasattr(part, "_orig_mod")
     ]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 

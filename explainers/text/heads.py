@@ -10,6 +10,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive, checks_choices, needs
+from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
 from explainers.models.functionals import Length, cosine_functionals
 from explainers.models.heads import ProjectedHead
@@ -204,7 +205,7 @@ def two_towers(
     model: Any,
     tokeniser: Callable[..., Any],
     templates: Sequence[str] = AS_IT_IS,
-    image_size: int | None = None,
+    image_size: ImageSize | None = None,
 ) -> tuple[TargetModel, TextHead]:
     """Make the two towers of CLIP, TinyCLIP or SigLIP a model to explain and its text head.
 

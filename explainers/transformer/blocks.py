@@ -6,7 +6,6 @@ not needed.
 """
 
 from collections.abc import Sequence
-from math import isqrt
 from typing import Any, Literal
 
 import torch
@@ -20,6 +19,7 @@ from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTran
 from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel, checks_choices
+from explainers.masking import map_shape
 from explainers.models import TargetModel
 from explainers.models.gradients import BY_MASKS
 
@@ -213,4 +213,4 @@ def attention_features(target: TargetModel, normalised: Tensor, block: int, kind
     if outputs[0].dim() == 4:
         return outputs[0]
     tokens = outputs[0][:, target.backbone.num_prefix_tokens :]
-    return tokens.unflatten(1, (isqrt(tokens.shape[1]), -1))
+    return tokens.unflatten(1, map_shape(tokens.shape[1], normalised.shape[-2:]))

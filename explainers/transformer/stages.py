@@ -81,9 +81,9 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
     record.inputs = [maps.get(number, torch.empty(0)) for number in range(len(channels))]
 
 
-def check_stages(target: TargetModel, image_size: int, start: int) -> None:
+def check_stages(target: TargetModel, size: tuple[int, int], start: int) -> None:
     """Raise an UnsupportedModel unless the embedding depends on the maps of all stages from `start` on."""
-    blank = torch.zeros(1, len(target.mean), image_size, image_size, device=target.mean.device)
+    blank = torch.zeros(1, len(target.mean), *size, device=target.mean.device)
     with record_stages(target, start) as record:
         embedding = target.embed(blank)
     maps = record.inputs[start:]

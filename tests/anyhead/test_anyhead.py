@@ -123,15 +123,22 @@ def test_heads_of_several_layers_are_explained_like_one(make_target, grid, image
     torch.testing.assert_close(found[:, 0], found[:, 1], rtol=1e-3, atol=1e-4)
 
 
-def test_a_head_that_is_not_linear_is_refused(target, grid, images):
-    nonlinear, explainer = nn.Sequential(nn.Linear(24, 7), nn.ReLU(), nn.Linear(7, 5)), known(target, grid)[1]
-    line = "^expected a linear head, .* fit a linear one with `python train.py experiment=linear_head`$"
-    with pytest.raises(InputError, match=line):
-        explainer.explain_tasks(images, [target.head, nonlinear])
-    target.head = nonlinear
-    for explain in (explainer, explainer.all_classes):
-        with pytest.raises(InputError, match=line):
-            explain(images)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_head_that_is_not_linear_is_explained_by_the_gradient_at_the_embedding(target, grid, images, temperature):
+    vectors, explainer = known(target, grid, temperature=temperature)
+    target.head = nonlinear = nn.Sequential(nn.Linear(24, 7), nn.Tanh(), nn.Linear(7, 5))
+    every, classes = explainer.all_classes(images), torch.tensor([3, 0, 4, 1, 1])
+    embeddings = target.embed(target.normalise(images)).detach()
+    for i, embedding in enumerate(embeddings):
+        tangent = nn.Linear(24, 5)  # the linear head with the same logits and derivative there
+        rows = torch.autograd.functional.jacobian(nonlinear, embedding)
+        tangent.load_state_dict({"weight": rows, "bias": nonlinear(embedding).detach() - rows @ embedding})
+        for label in range(5):
+            expected = slow_heatmap(tangent, embedding, vectors[i], label, temperature)
+            torch.testing.assert_close(every[i, label], expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(explainer(images, classes), every[torch.arange(5), classes], rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        torch.testing.assert_close(explainer.explain_tasks(images, [nonlinear])[:, 0], explainer(images))
 
 
 @torch.no_grad()

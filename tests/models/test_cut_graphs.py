@@ -37,6 +37,7 @@ def blocks():
     return TargetModel(quantised("blocks"))
 
 
+@pytest.mark.situation(8)
 @pytest.mark.parametrize("method", ["DecompX-PLUS", "AttnLRP", "GAE", "Saliency", "GradCAM", "IntegratedGradients"])
 def test_a_quantised_layer_is_named(blocks, method):
     block = 1 if method == "GradCAM" else 0
@@ -77,6 +78,7 @@ def test_a_quantised_head_is_named(method):
         posthoc.build(method, target, target.grid)(IMAGES, CLASSES)
 
 
+@pytest.mark.situation(8)
 def test_auto_takes_masks_for_quantised_models_and_says_why(capsys):
     choosing.print_once.cache_clear()
     target = as_target(quantised(None))

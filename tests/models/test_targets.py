@@ -8,10 +8,13 @@ import pytest
 import timm
 import torch
 from commands import QUIET, ROOT, SMALL_DIGITS, composed, draw_images, train
+from conftest import timm_model
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
+from torch import nn
 
+from explainers.models import TargetModel, as_target
 from explainers.saved.identity import weights_hash
 from explainers.training.classifier import Classifier
 from explainers.transformer.direct_paths import check_direct
@@ -42,6 +45,24 @@ def test_the_weights_of_a_target_are_those_that_timm_has(name, tmp_path):
     assert model.pretrained and model.model_name in timm.list_pretrained(name.split("_")[0] + "*")
 
 
+class Net(nn.Sequential):
+    """A model as people hold it: a ViT, and layers behind it."""
+
+    def __init__(self, **settings):
+        vit = timm_model(num_classes=0, **settings)
+        super().__init__(vit, nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_a_function_by_its_python_path_builds_a_target(tmp_path):
+    cfg = composed(f"target={__name__}.Net", "+target.model.mean=0.3", "+target.model.model.depth=3", folder=tmp_path)
+    target = instantiate(cfg.target)
+    assert target.num_classes == 3 and len(target.backbone.blocks) == 3 and target.mean.unique() == 0.3
+    assert instantiate(cfg.grid) == target.grid and cfg.direct == [1, 2] and cfg.blocks == [0, 1, 2]
+    assert target.backbone_identity() == as_target(Net(depth=3), mean=0.3).backbone_identity()
+    headed = TargetModel(target, nn.Linear(24, 2))
+    assert headed.num_classes == 2 and headed.backbone_identity() == target.backbone_identity()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_large", "swin_large", "deit_base", "resnet152", "tiny"])  # of each family
 def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
@@ -55,7 +76,7 @@ def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
         network = instantiate(cfg.explainer.network)(target, grid)
         if cfg.direct:
             check_direct(target, cfg.direct)
-        images = torch.zeros(2, 3, grid.image_size, grid.image_size, dtype=torch.uint8)
+        images = torch.zeros(2, 3, *grid.size, dtype=torch.uint8)
         embeddings, maps = target.embed_with_maps(target.normalise(images), cfg.blocks)
         assert target.head(embeddings).shape == (2, 10 if name == "tiny" else 1000)
         assert network(images, embeddings, maps).shape == (2, grid.num_patches, 2, target.embed_dim)

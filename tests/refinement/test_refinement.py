@@ -149,8 +149,7 @@ def test_functionals_are_explained_whatever_the_head_is(target, grid, images):
     expected = refine(plain, images, None, 16, functionals=v).explain(torch.stack([v, -v], 1)).heatmaps
     torch.testing.assert_close(own.explain(images, torch.stack([v, -v], 1)), expected, rtol=1e-4, atol=1e-5)
     assert own.explain_tasks(images, [nn.Linear(24, 3)]).shape == (5, 1, 4, 4)
-    with pytest.raises(InputError, match="^expected a linear head"):
-        found.of(CLASSES)
+    assert found.of(CLASSES).heatmaps.isfinite().all()
 
 
 def test_a_copy_of_a_model_in_training_mode_is_explained_in_eval_mode(make_model):
