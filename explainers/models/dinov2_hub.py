@@ -40,7 +40,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         named = rename_weights(model.state_dict(), NAMES)
         patches = (height // model.patch_size) * (width // model.patch_size)
         tokens = model.pos_embed.new_zeros(1, 1 + patches, model.embed_dim)
-        named["pos_embed"] = model.interpolate_pos_encoding(tokens, width, height).detach()
+        named["pos_embed"] = model.interpolate_pos_encoding(tokens, height, width).detach()
         sizes: dict[str, Any] = {
             "img_size": (height, width),
             "patch_size": model.patch_size,

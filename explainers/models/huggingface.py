@@ -125,8 +125,8 @@ def find_image_size(config: Any) -> tuple[int, int] | None:
 
 
 def find_score(config: Any) -> Score | None:
-    """Return what a config says of the outputs; None if it says nothing."""
-    return PROBLEMS.get(getattr(config, "problem_type", None))
+    """Return what a config says of the outputs; None if it says nothing. A single output is a regression there."""
+    return PROBLEMS.get(getattr(config, "problem_type", None)) or ("value" if config.num_labels == 1 else None)
 
 
 def class_names(config: Any) -> list[str]:
