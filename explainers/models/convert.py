@@ -16,7 +16,7 @@ from explainers.models.inside import find_backbones, find_library, is_of_timm, r
 from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names, read_names
-from explainers.models.plain import plain_target
+from explainers.models.plain import check_stated, plain_target
 from explainers.models.preprocessing import read_processor
 from explainers.models.wrappers import take_off_wrappers
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
@@ -89,6 +89,8 @@ def as_target(
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
         transform = inputs.transform
     if is_of_timm(model):
+        stated = read_inputs(model).override(mean, std, ())
+        check_stated(model, mean=stated.mean, std=stated.std)
         return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes, transform)
     inputs = Inputs(image_size, None, None, "as given", transform=transform)
     return _search(model, inputs.override(mean, std, classes))

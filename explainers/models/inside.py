@@ -29,7 +29,7 @@ from explainers.models.mapping import (
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import check_logits, take_logits
+from explainers.models.plain import check_logits, check_stated, take_logits
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 
@@ -78,6 +78,8 @@ def read_inputs(part: Any, image_size: int | None = None) -> Inputs:
         return inputs
     config = timm.data.resolve_model_data_config(part)
     own = getattr(getattr(part, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    if not hasattr(part, "pretrained_cfg"):  # built by its class
+        return Inputs(image_size or own[0], None, None, "")
     return Inputs(image_size or own[0], config["mean"], config["std"], "those of its config")
 
 
@@ -109,6 +111,7 @@ def take_apart(
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
     inputs = _read_normalisation(probes, seen, read_inputs(part, image_size), mean, std)
+    check_stated(model, mean=inputs.mean, std=inputs.std)
     rest = Rest(own, part, inside.head, outputs, probes.shape[1:])
     target = _find_pooling(inside, rest, seen, expected)
     embeddings = target.embed(seen)

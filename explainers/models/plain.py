@@ -145,14 +145,8 @@ def plain_target(
     >>> target(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape, target.embed_dim, target.grid.side
     (torch.Size([2, 5]), 8, 8)
     """
-    if mean is None or std is None or image_size is None:
-        stated = {"mean": mean, "std": std, "image_size": image_size}
-        missing = " and no ".join(key for key, value in stated.items() if value is None)
-        raise InputError(
-            f"expected mean, std and image_size of the images on which {type(model).__name__} was trained, got no"
-            f" {missing}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
-            " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
-        )
+    check_stated(model, mean=mean, std=std, image_size=image_size)
+    assert image_size is not None  # for the type checker
     means, stds = channels("mean", mean, 3), channels("std", std, 3)
     check_image_size(image_size)
     patch_size = default_patch_size(image_size)
@@ -166,6 +160,18 @@ def plain_target(
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view
     target.classes = list_names(classes, target.num_classes) if classes else []
     return target.to(probed.logits.device)
+
+
+def check_stated(model: nn.Module, **stated: Any) -> None:
+    """Raise an InputError for a setting of `as_target` that is None, where the model does not say it."""
+    missing = " and no ".join(key for key, value in stated.items() if value is None)
+    if missing:
+        *others, last = stated
+        raise InputError(
+            f"expected {', '.join(others)} and {last} of the images on which {type(model).__name__} was trained, got no"
+            f" {missing}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
+            " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
+        )
 
 
 def _take_head(model: nn.Module, probed: "Probed", image_size: int) -> nn.Module:
