@@ -24,7 +24,7 @@ from explainers.running.processes import check_image_count, count_all_processes,
 from explainers.running.record import start_record
 from explainers.running.resumption import ResumeTest
 from explainers.running.settings import check_settings, use_weights
-from explainers.running.trainer import CheckSharedFolder, build_all, build_trainer
+from explainers.running.trainer import CheckSharedFolder, LabelsAsLogits, build_all, build_trainer
 from explainers.saved.files import atomic, file_name
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -71,7 +71,7 @@ def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: Res
     evaluation = build(cfg, cfg.tasks[task], names)
     if isinstance(evaluation, EvaluationModule) and not names:
         raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
-    evaluation.logit_of = match_classes(images.class_names("test"), evaluation.target)
+    labels = LabelsAsLogits(match_classes(images.class_names("test"), evaluation.target))
     announce(task, images.size("test"), evaluation)
     unfinished = ResumeTest(run_dir() / "unfinished", task, file.key(task))
     if cfg.fresh:
@@ -79,7 +79,7 @@ def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: Res
     settings = row_keys(file.settings[task])
     pictures = [instantiate(cfg.pictures, name=task, settings=settings)] if cfg.pictures else []
     progress = [instantiate(cfg.progress, name=task)] if cfg.progress else []
-    callbacks = [CheckSharedFolder(run_dir()), *pictures, *progress, unfinished]
+    callbacks = [CheckSharedFolder(run_dir()), labels, *pictures, *progress, unfinished]
     trainer = build_trainer(cfg.trainer, callbacks=callbacks, logger=build_all(cfg.get("logger")))
     trainer.test(evaluation, images, verbose=False)
     print_corrupt(task, images.dataset("test"), trainer)

@@ -84,7 +84,7 @@ def embed(target: TargetModel, photos: Sequence[Image.Image]) -> Tensor:
     return torch.cat([target.embed(target.normalise(part)) for part in torch.stack(seen).split(32)])
 
 
-def fit(head: nn.Module, embeddings: Tensor, truth: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
+def fit(head: Any, embeddings: Tensor, truth: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
     """Fit a head to embeddings, with weight decay."""
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3, weight_decay=0.1)
     for _ in range(STEPS):
@@ -133,7 +133,7 @@ def measure_fidelity(data: Path, count: int) -> list[dict[str, str]]:
     rows = []
     for name, (model, images) in held.items():
         session = Session(as_target(model))
-        compared = {session.method: session.explainer, "RISE-500": {"RISE": {"num_masks": 500}}}
+        compared: dict[str, Any] = {session.method: session.explainer, "RISE-500": {"RISE": {"masks": 500}}}
         found = explainers.evaluate(session.target, compared, images[:count])
         print(name, session.method, found, sep="\n", flush=True)
         rows.append({"Model": name, "auto": session.method, "found": str(found)})
@@ -211,7 +211,7 @@ class Joined(NamedTuple):
 
 def join_pairs(images: Sequence[tuple[Image.Image, int]], count: int, seed: int, shares: bool = False) -> list[Joined]:
     """Join random pairs of images of two classes."""
-    draw, found = random.Random(seed), []
+    draw, found = random.Random(seed), list[Joined]()
     while len(found) < count:
         (left, first), (right, second) = draw.sample(list(images), 2)
         share = draw.uniform(0.2, 0.8) if shares else 0.5
@@ -266,8 +266,8 @@ def measure_regression(data: Path, count: int) -> list[dict[str, str]]:
     train, shares = draw("train", 1000, 0)
     seen = embed(as_target(backbone), [pair.image for pair in train])
     head = fit(perceptron(192, 1), seen, shares / 100, F.mse_loss)
-    head[-1].weight.data *= 100
-    head[-1].bias.data *= 100
+    for weight in head[-1].parameters():
+        weight.data *= 100
     target = as_target(nn.Sequential(backbone, head), score="value")
     pairs, shares = draw("val", count, 1)
     values, rows = target.head(embed(target, [pair.image for pair in pairs])), []

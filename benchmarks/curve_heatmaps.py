@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.agreement import spearman
 from explainers.models import TargetModel
-from explainers.models.removal import masked_outputs, masked_probabilities
+from explainers.models.removal import masked_outputs, masked_scores
 from explainers.posthoc import GreedyOrder
 from explainers.posthoc.lime import fit_linear, lime_samples, sample_weights
 from explainers.posthoc.masks import RandomMasks
@@ -43,7 +43,7 @@ class Batch:
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores (B, N) to the grid: (B, P, P)."""
-        return scores.unflatten(-1, (self.grid.side, -1))
+        return scores.unflatten(-1, self.grid.shape)
 
 
 Heatmaps = dict[int, Tensor]
@@ -107,8 +107,7 @@ def rise(batch: Batch, seed: int = 0) -> Heatmaps:
     if "RISE" in batch.kept:
         return batch.kept["RISE"]
     count = max(batch.passes)
-    size = batch.images.shape[-1]
-    masks = RandomMasks(count, size=size, seed=seed, device=batch.images.device)
+    masks = RandomMasks(count, size=batch.grid.size, seed=seed, device=batch.images.device)
     image = torch.arange(len(batch.images)).repeat_interleave(count)
     normalised = batch.target.normalise(batch.images)
     pairs = score_soft_masks(
@@ -134,9 +133,7 @@ BASELINES |= {"KernelSHAP": kernel_shap, "LIME": lime, "RISE": rise, "GreedyOrde
 def _scores(batch: Batch, keep: Tensor) -> Tensor:
     """The probability of the class under masks (B, M, N): (B, M)."""
     normalised = batch.target.normalise(batch.images)
-    return masked_probabilities(
-        batch.target, normalised, batch.classes, keep, batch.grid, batch.removal, batch.chunk_size
-    )
+    return masked_scores(batch.target, normalised, batch.classes, keep, batch.grid, batch.removal, batch.chunk_size)
 
 
 def seconds(explainer: Any, batch: Batch, rounds: int = 3) -> dict[str, list[list[float]]]:

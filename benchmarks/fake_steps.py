@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # configs name modules of th
 
 from benchmarks.explain import CONFIGS
 from benchmarks.fake_tensors import count_bytes, cuda_autocast, fake
+from explainers.masking import read_size
 from explainers.models import TargetModel
 from explainers.text import TextHead
 from explainers.weight_vectors.fixed_head import FixedHead
@@ -96,9 +97,8 @@ def build(cfg: DictConfig) -> Any:
 
 def make_batch(cfg: DictConfig, module: Any, images: int, device: str = "cpu") -> dict[str, Tensor]:
     """A batch: images, or with `cache=sources` the rows that the module's sources compute of them."""
-    side = cfg.grid.image_size
     batch = {
-        "image": torch.zeros(images, 3, side, side, dtype=torch.uint8, device=device),
+        "image": torch.zeros(images, 3, *read_size(cfg.grid.image_size), dtype=torch.uint8, device=device),
         "index": torch.arange(images, device=device),
         "label": torch.arange(images, device=device) % 2,
     }

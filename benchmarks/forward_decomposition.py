@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.posthoc.white_box import sum_on_grid
 from explainers.transformer.blocks import find_blocks, num_prefix_tokens
@@ -30,7 +30,7 @@ def decompx_skip_plus(target: TargetModel, grid: PatchGrid, images: Tensor, clas
         starts = range(-(-layers // 2), layers)
         sources = torch.stack([decompose(target, inputs, attention, start) @ v for start in starts]).sum(0)
         patches = sources[num_prefix_tokens(target) : -1]
-        heatmaps.append(sum_on_grid(patches.unflatten(0, (round(len(patches) ** 0.5), -1)), grid.side))
+        heatmaps.append(sum_on_grid(patches.unflatten(0, map_shape(len(patches), grid.shape)), grid.shape))
     return torch.stack(heatmaps).float()
 
 

@@ -57,15 +57,15 @@ def build(size: str, device: torch.device) -> tuple[TargetModel, PatchGrid]:
     return target.to(device).eval(), grid
 
 
-def random_images(count: int, side: int, device: torch.device) -> Tensor:
-    """Random images with coarse detail: uint8, (count, 3, side, side)."""
+def random_images(count: int, size: tuple[int, int], device: torch.device) -> Tensor:
+    """Random images with coarse detail: uint8, (count, 3, H, W)."""
     coarse = torch.randint(0, 256, (count, 3, 8, 8), device=device).float()
-    return torch.nn.functional.interpolate(coarse, side, mode="bilinear").to(torch.uint8)
+    return torch.nn.functional.interpolate(coarse, size, mode="bilinear").to(torch.uint8)
 
 
 def feature_mask(grid: PatchGrid, device: torch.device) -> Tensor:
     """Patch number of every pixel, (1, 1, H, W)."""
-    patches = torch.arange(grid.num_patches, device=device).view(1, 1, grid.side, grid.side)
+    patches = torch.arange(grid.num_patches, device=device).view(1, 1, *grid.shape)
     return patches.repeat_interleave(grid.patch_size, -1).repeat_interleave(grid.patch_size, -2)
 
 
@@ -99,7 +99,7 @@ def explain_captum(
         "perturbations_per_eval": batch,
         "return_input_shape": False,
     }
-    shap = KernelShap(target.probabilities)
+    shap = KernelShap(target.score_images)
     normalised = target.normalise(images)
     shap.perturb_func = coalition_by_coalition
     values = [shap.attribute(normalised[i : i + 1], 0, int(classes[i]), **settings) for i in range(len(images))]
@@ -128,7 +128,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     device = choose_device(options.device)
     target, grid = build(options.target_size, device)
-    images = random_images(options.images, grid.image_size, device)
+    images = random_images(options.images, grid.size, device)
     calls = {"ours": partial(explain_ours, target, grid, options.chunk_size)}
     for batch in sorted({1, options.perturbations_per_eval}):
         calls[f"captum, {batch} at a time"] = partial(explain_captum, target, grid, batch)

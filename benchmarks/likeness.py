@@ -66,10 +66,10 @@ def measure(target: TargetModel, methods: dict[str, Any], gallery: Tensor, optio
     generator = torch.Generator().manual_seed(0)
     scores: Scores = {}
     seen = 0
-    for images, truth in batches(options.root, target.grid.image_size, options.limit):
+    for images, truth in batches(options.root, target.grid.size[0], options.limit):
         with torch.no_grad():
             own = target.embed(target.normalise(images))
-        noise = torch.rand(len(images), target.grid.side, target.grid.side, generator=generator)
+        noise = torch.rand(len(images), *target.grid.shape, generator=generator)
         scores.setdefault(("chance", "", ""), []).append(score_heatmaps(noise, truth))
         drawn = gallery[torch.randint(len(gallery), (len(images),), generator=generator)]
         few = max(min(options.faithful - seen, len(images)), 0)

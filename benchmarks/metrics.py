@@ -118,7 +118,7 @@ def region_perturbation(case: Case, quantity: str, side: str, images: Tensor) ->
         Output(case.target, quantity).eval(),
         case.target.normalise(images).cpu().numpy(),
         case.classes[: len(images)].cpu().numpy(),
-        to_pixels(case.heatmaps[: len(images)], case.grid.image_size).cpu().numpy(),
+        to_pixels(case.heatmaps[: len(images)], case.grid.size).cpu().numpy(),
         softmax=False,  # `Output` computes it
         device=str(images.device),
         batch_size=case.chunk_size,
@@ -153,9 +153,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     device = choose_device(options.device)
     target, own = build(options.target_size, device)
     target.requires_grad_(False).head.weight.mul_(0.1)  # otherwise one class has all the probability, under every mask
-    grid = PatchGrid(own.image_size, own.image_size // options.patches_per_side)
-    images = random_images(options.images, grid.image_size, device)
-    heatmaps = torch.rand(options.images, grid.side, grid.side, device=device)
+    grid = PatchGrid(own.size, own.size[0] // options.patches_per_side)
+    images = random_images(options.images, grid.size, device)
+    heatmaps = torch.rand(options.images, *grid.shape, device=device)
     keys = "threads", "target_size", "images", "patches_per_side", "rounds", "chunk_size"
     machine = versions() | {"device": device_name(device)} | {key: vars(options)[key] for key in keys}
     results: dict[str, Any] = {"machine": machine}

@@ -55,7 +55,7 @@ def comparisons(options: argparse.Namespace, device: torch.device) -> Iterator[t
     """Pairs of a group and one of its comparisons."""
     target, grid = build(options.target_size, device)
     target.head.weight.mul_(0.1)  # otherwise one class has all the probability, under every mask
-    images = random_images(options.images, grid.image_size, device)
+    images = random_images(options.images, grid.size, device)
     classes = target(images).argmax(-1)
     groups: dict[str, Callable[[], Iterator[Comparison]]] = {
         "decompx": partial(compare_decompx, target, grid, images, classes),
@@ -114,7 +114,7 @@ def compare_batch(target: TargetModel, grid: PatchGrid, images: Tensor, classes:
 def compare_sweep(
     target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor, chunk_size: int
 ) -> Iterator[Comparison]:
-    normalised, heatmaps = target.normalise(images), torch.rand(len(images), grid.side, grid.side, device=images.device)
+    normalised, heatmaps = target.normalise(images), torch.rand(len(images), *grid.shape, device=images.device)
     index, whole = torch.arange(len(images), device=images.device), target(images)
 
     def sweep(removal: Removal) -> Tensor:

@@ -109,6 +109,10 @@ class Instances:
         self.segmentations = segmentations
         self.sizes = sizes
 
+    def is_upright(self, position: int, image: Path) -> bool:
+        """See `Truth`."""
+        return False
+
     def mask(self, position: int, crop: Crop) -> Tensor:
         """See `Truth`; an InputError if the image has another aspect ratio than its annotation."""
         size = self.sizes[position]

@@ -43,6 +43,10 @@ def spread(length: int, limit: int | None) -> list[int]:
 
 def check_crop(image_size: int, crop_fraction: float | None) -> None:
     """Raise an InputError unless the crop has pixels, and keeps at most the whole image."""
+    if not isinstance(image_size, int):
+        raise InputError(
+            f"image_size={image_size}: data sets are cropped to squares: set grid.image_size to one number"
+        )
     check_positive(image_size=image_size)
     if crop_fraction is not None and not 0 < crop_fraction <= 1:
         raise InputError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
@@ -51,8 +55,8 @@ def check_crop(image_size: int, crop_fraction: float | None) -> None:
 class ImageFiles(Dataset[Sample | None]):
     """Image files, with the short side scaled to image_size / crop_fraction and the centre cropped.
 
-    Images are turned upright by their EXIF orientation, as image viewers do. Images with a truth keep their stored rows
-    and columns, because boxes and masks are in pixels of the stored image.
+    Images are turned upright by their EXIF orientation, as image viewers do. Images with boxes keep their stored rows
+    and columns, in whose pixels boxes are.
 
     Args:
         paths: file of every sample.
@@ -93,7 +97,7 @@ class ImageFiles(Dataset[Sample | None]):
     def fingerprint(self) -> dict[str, str]:
         """A hash for each entry of the samples: equal for equal contents in the same order; file names do not count."""
         hashes = file_hashes([self.path(index) for index in range(len(self))])
-        image = digest(hashes, self.image_size, self.short_side, self.truth is None)  # with a truth, it is not turned
+        image = digest(hashes, self.image_size, self.short_side, self.truth is None)  # with boxes, it is not turned
         entries = {"image": image, "label": digest(self.labels.tolist())}
         if self.truth is None:
             return entries
@@ -117,7 +121,8 @@ class ImageFiles(Dataset[Sample | None]):
             return None
 
     def _read(self, index: int) -> Sample:
-        stored = read_image(self.path(index), upright=self.truth is None)
+        upright = self.truth is None or self.truth.is_upright(self.positions[index], self.path(index))
+        stored = read_image(self.path(index), upright)
         crop = Crop((stored.height, stored.width), self.short_side, self.image_size)
         resized = stored.resize((crop.resized[1], crop.resized[0]), Image.Resampling.BICUBIC)  # antialiased
         row, column = crop.offset

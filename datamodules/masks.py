@@ -13,12 +13,15 @@ from torch import Tensor
 
 from datamodules.datasets import ImageFiles, check_crop, spread
 from datamodules.ilsvrc import imagenet_classes, imagenet_labels
-from datamodules.truth import Crop, check_scale, short_side
+from datamodules.truth import Crop, check_scale, is_scaled, short_side
 from explainers.errors import InputError, check_range
-from explainers.images.decoding import CorruptImage, decode, read_stored_size
+from explainers.images.decoding import CorruptImage, decode, read_orientation, read_stored_size, turn_upright
 from explainers.images.listing import existing_folder, list_images, several
 from explainers.runtime.progress import progress
 from explainers.saved.files import file_hashes
+
+SWAPPED = range(5, 9)
+"""EXIF orientations that swap rows and columns."""
 
 LAYOUT = "<root>/images/<name>.jpg and <root>/masks/<name>.png"
 
@@ -41,8 +44,8 @@ def masked_images(
         root: folder that holds both folders.
         images: folder of the images below `root`.
         masks: folder of the masks below `root`; the mask of an image has its path without the ending. A mask is black
-            and white (grey from its middle on counts as white), or holds 0 and 1. It has the rows and columns of the
-            stored image, at any scale.
+            and white (grey from its middle on counts as white), or holds 0 and 1. It has the size of the image, at any
+            scale: of the image turned by its EXIF orientation, or of the stored one if only that fits.
 
     Raises:
         InputError: if a folder is missing, or no image has a mask.
@@ -129,7 +132,9 @@ def largest_class(
         pair: files of the image and of its mask.
     """
     try:
-        crop = Crop(read_stored_size(pair[0]), short_side, size)
+        stored = read_stored_size(pair[0])
+        turned = is_drawn_upright(*pair) and read_orientation(pair[0]) in SWAPPED
+        crop = Crop(stored[::-1] if turned else stored, short_side, size)
         ids = read_ids(pair[1])
     except CorruptImage as error:
         if not skip_corrupt:
@@ -145,6 +150,25 @@ def largest_class(
         )
     largest = int(areas.argmax())
     return largest if areas[largest] >= max(1, least_area * size**2) else 0
+
+
+def is_drawn_upright(image: Path, mask: Path) -> bool:
+    """Whether a mask is drawn on the image turned by its EXIF orientation, as programs show it.
+
+    False if only the stored rows and columns fit the mask's size. If both fit, a warning says what is taken.
+    """
+    orientation = read_orientation(image)
+    if orientation == 1:
+        return True
+    stored, drawn_on = read_stored_size(image), read_stored_size(mask)
+    if orientation in SWAPPED and not is_scaled(stored, stored[::-1]):
+        return is_scaled(drawn_on, stored[::-1]) or not is_scaled(drawn_on, stored)
+    warnings.warn(
+        f"{image.name} is turned by its EXIF orientation ({orientation}), and its mask counts as drawn on the turned"
+        " image: if it belongs to the stored rows, save the image without its orientation",
+        stacklevel=2,
+    )
+    return True
 
 
 def pair_files(root: Path, images: str, masks: str) -> list[tuple[Path, Path]]:
@@ -185,6 +209,10 @@ class Masks:
         self.paths = paths
         self.ids = ids
 
+    def is_upright(self, position: int, image: Path) -> bool:
+        """See `Truth`."""
+        return is_drawn_upright(image, self.paths[position])
+
     def mask(self, position: int, crop: Crop) -> Tensor:
         """See `Truth`.
 
@@ -210,6 +238,7 @@ def read_mask(path: Path) -> Tensor:
         InputError: if its brightest pixel is a dark grey, because these may be class ids.
     """
     image = decode(path)
+    turn_upright(image)
     deep = image.mode.startswith("I")
     values = np.asarray(image if deep or image.mode in ("1", "L") else image.convert("L"))
     middle = 65535 / 2 if deep else 255 / 2
@@ -231,6 +260,7 @@ def read_ids(path: Path) -> Tensor:
         CorruptImage: if the file cannot be decoded.
     """
     image = decode(path)
+    turn_upright(image)
     whole = image.mode in ("1", "L", "P") or image.mode.startswith("I")
     values = np.asarray(image if whole else image.convert("RGB")).astype(np.int32)
     return torch.from_numpy(values if whole else values @ np.array([1, 256, 65536], dtype=np.int32))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -66,6 +67,9 @@ class Crop:
 class Truth(Protocol):
     """Where the objects are in the images of a data set."""
 
+    def is_upright(self, position: int, image: Path) -> bool:
+        """Whether places are those of the image file turned by its EXIF orientation; False for its stored rows."""
+
     def mask(self, position: int, crop: Crop) -> Tensor:
         """The pixels of the object in the crop of the image at a position: boolean (H, W)."""
 
@@ -85,6 +89,10 @@ class Boxes:
     def __init__(self, boxes: Sequence[Sequence[Box]], sizes: Sequence[Size] | None = None) -> None:
         self.boxes = boxes
         self.sizes = sizes
+
+    def is_upright(self, position: int, image: Path) -> bool:
+        """See `Truth`."""
+        return False
 
     def mask(self, position: int, crop: Crop) -> Tensor:
         """See `Truth`; an InputError if the image has another aspect ratio than its boxes were drawn on."""
@@ -120,19 +128,26 @@ def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset
     return mask
 
 
+def is_scaled(drawn_on: Size, stored: Size) -> bool:
+    """Whether both sizes are one size at two scales; each side may be rounded to whole pixels.
+
+    >>> is_scaled((375, 500), (256, 341)), is_scaled((500, 375), (256, 341))
+    (True, False)
+    """
+    lowest = max((drawn - 1) / side for drawn, side in zip(drawn_on, stored, strict=True))
+    highest = min((drawn + 1) / side for drawn, side in zip(drawn_on, stored, strict=True))
+    return lowest < highest
+
+
 def check_scale(name: str, drawn_on: Size, stored: Size) -> None:
-    """Raise an InputError unless both sizes are one size at two scales; each side may be rounded to whole pixels.
+    """Raise an InputError unless both sizes are one size at two scales, see `is_scaled`.
 
     Args:
         name: what was drawn on an image of another size, for the message.
         drawn_on: its height and width.
         stored: height and width of the stored image.
-
-    >>> check_scale("mask", (375, 500), (256, 341))
     """
-    lowest = max((drawn - 1) / side for drawn, side in zip(drawn_on, stored, strict=True))
-    highest = min((drawn + 1) / side for drawn, side in zip(drawn_on, stored, strict=True))
-    if lowest >= highest:
+    if not is_scaled(drawn_on, stored):
         (height, width), (rows, columns) = stored, drawn_on
         raise InputError(
             f"expected {name} of the image's size, {width} × {height} pixels, at any scale, got {columns} × {rows}:"

@@ -157,8 +157,8 @@ def check_distinct(**lists: Sequence[Any]) -> None:
 def checks_choices(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function or a constructor, so that it raises an InputError for a choice that does not exist.
 
-    A choice is an argument annotated with a `Literal`, or with a sequence of a `Literal`. The entries of a sequence
-    must be distinct, unless the annotation has the mark `REPEATED`.
+    A choice is an argument annotated with a `Literal`, perhaps `| None`, or with a sequence of a `Literal`. The entries
+    of a sequence must be distinct, unless the annotation has the mark `REPEATED`.
 
     >>> @checks_choices
     ... def mean(values: list[float], kind: Literal["arithmetic", "geometric"] = "arithmetic") -> float: ...
@@ -197,6 +197,10 @@ def check_choices(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> Non
         if get_origin(hint) is Annotated:
             hint, *marks = get_args(hint)
             repeated = REPEATED in marks
+        if type(None) in get_args(hint):
+            if value is None:
+                continue
+            hint = get_args(hint)[0]
         several = get_origin(hint) not in (None, Literal) and len(get_args(hint)) == 1
         hint = get_args(hint)[0] if several else hint
         if get_origin(hint) is not Literal:

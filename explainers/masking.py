@@ -1,5 +1,6 @@
 """Patches of an image, sets of visible patches, and images with the other patches removed."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +11,9 @@ from torch import Tensor
 from explainers.errors import InputError, check_distinct, check_positive, check_range
 from explainers.runtime.progress import advance
 
+ImageSize = int | tuple[int, int]
+"""Height and width of an image in pixels, or one number for both."""
+
 Removal = Literal["zero", "black", "drop"]
 """How to hide patches. `zero` sets pixels to 0 after normalisation, the mean pixel (TVE). `black` sets them to 0 before
 it (Chefer). `drop` removes tokens, and the others keep their positions (SkipPLUS); for ViTs only."""
@@ -17,50 +21,80 @@ it (Chefer). `drop` removes tokens, and the others keep their positions (SkipPLU
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """A square image cut into P × P square patches, numbered row by row.
+    """An image cut into rows and columns of square patches, numbered row by row.
 
     Args:
-        image_size: side of the image, in pixels.
+        image_size: height and width of the image in pixels, or one number for both. Equal ones are kept as one number,
+            so that a square has one identity.
         patch_size: side of a patch, in pixels.
         differs: whether the patches may differ from those of the model, see `TargetModel.check_grid`.
     """
 
-    image_size: int = 224
+    image_size: ImageSize = 224
     patch_size: int = 16
     differs: bool = field(default=False, compare=False)  # only switches off a check, so no part of the identity
 
     def __post_init__(self) -> None:
-        check_positive(image_size=self.image_size, patch_size=self.patch_size)
-        if self.image_size % self.patch_size:
+        check_positive(patch_size=self.patch_size)
+        size = read_size(self.image_size)
+        object.__setattr__(self, "image_size", size[0] if size[0] == size[1] else size)
+        if any(side % self.patch_size for side in size):
             raise InputError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
 
     @property
-    def side(self) -> int:
-        """P, the number of patches per side."""
-        return self.image_size // self.patch_size
-
-    @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the image, in pixels."""
-        return self.image_size, self.image_size
+        """H and W, height and width of the image, in pixels."""
+        return read_size(self.image_size)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of patches."""
-        return self.side, self.side
+        height, width = self.size
+        return height // self.patch_size, width // self.patch_size
 
     @property
     def num_patches(self) -> int:
         """N, the number of patches."""
-        return self.side**2
+        return math.prod(self.shape)
 
     def check(self, images: Tensor) -> None:
         """Raise an InputError unless there is at least one image, and images (..., H, W) have the size of this grid."""
-        if images.shape[-2:] != (self.image_size, self.image_size):
-            size = f"{self.image_size} × {self.image_size}"
-            raise InputError(f"the grid cuts {size} images; got {tuple(images.shape[-2:])}")
+        if images.shape[-2:] != self.size:
+            raise InputError(f"the grid cuts {self.size[0]} × {self.size[1]} images; got {tuple(images.shape[-2:])}")
         if not images.numel():
             raise InputError(f"expected at least one image, got an empty batch of shape {list(images.shape)}")
+
+
+def read_size(image_size: ImageSize) -> tuple[int, int]:
+    """Return height and width of an `image_size`, one number for both or two; an InputError for anything else.
+
+    >>> read_size(448), read_size([224, 448])
+    ((448, 448), (224, 448))
+    """
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    numbers = tuple(size) if isinstance(size, Sequence) and not isinstance(size, str) else ()
+    if len(numbers) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in numbers):
+        raise InputError(
+            f"expected image_size in pixels, such as 224, or (224, 448) for height and width, got {image_size!r}"
+        )
+    return numbers
+
+
+def map_shape(positions: int, shape: Sequence[int]) -> tuple[int, int]:
+    """Return rows and columns of a feature map of an image, both of which are only known as their product.
+
+    Args:
+        positions: rows · columns of the map.
+        shape: height and width of the image in any unit, as of its patches. Of the factors of `positions`, those are
+            taken whose ratio is nearest to theirs.
+
+    >>> map_shape(49, (224, 224)), map_shape(60, (96, 160)), map_shape(60, (5, 3))
+    ((7, 7), (6, 10), (10, 6))
+    """
+    rows = [row for row in range(1, positions + 1) if positions % row == 0]
+    ratio = math.log(positions * shape[0] / shape[1])
+    nearest = min(rows, key=lambda row: abs(2 * math.log(row) - ratio))
+    return nearest, positions // nearest
 
 
 def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
@@ -76,7 +110,7 @@ def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
     """
     check_range(0, hops=hops)
     index = torch.arange(grid.num_patches)
-    row, column = index // grid.side, index % grid.side
+    row, column = index // grid.shape[1], index % grid.shape[1]
     distance = torch.maximum((row[:, None] - row).abs(), (column[:, None] - column).abs())
     return distance <= hops
 
@@ -139,7 +173,7 @@ def mask_pixels(images: Tensor, keep: Tensor, grid: PatchGrid, fill: Tensor | fl
     [[[[1.0, 0.0], [0.0, 4.0]]]]
     """
     grid.check(images)
-    visible = keep.unflatten(-1, (1, grid.side, grid.side))
+    visible = keep.unflatten(-1, (1, *grid.shape))
     visible = visible.repeat_interleave(grid.patch_size, -1).repeat_interleave(grid.patch_size, -2)  # (B, 1, H, W)
     return torch.where(visible, images, fill)
 

@@ -7,35 +7,41 @@ import numpy as np
 import torch
 
 
+def both(sides):
+    """Rows and columns, or height and width, of which one number says that both are it."""
+    return (sides, sides) if isinstance(sides, int) else tuple(sides)
+
+
 def window(patch, side, size):
     """The pixels of a patch as (..., rows, columns); patches are numbered row by row."""
-    row, column = divmod(patch, side)
+    row, column = divmod(patch, both(side)[1])
     return ..., slice(row * size, (row + 1) * size), slice(column * size, (column + 1) * size)
 
 
 def neighbourhood(patch, side, hops):
     """N(z), walking the grid: at most `hops` steps to any of the eight adjacent patches (TVE, Section 2)."""
-    reached = {divmod(patch, side)}
+    rows, columns = both(side)
+    reached = {divmod(patch, columns)}
     for _ in range(hops):
         steps = {(row + down, column + right) for row, column in reached for down in (-1, 0, 1) for right in (-1, 0, 1)}
-        reached = {(row, column) for row, column in steps if 0 <= row < side and 0 <= column < side}
-    return {row * side + column for row, column in reached}
+        reached = {(row, column) for row, column in steps if 0 <= row < rows and 0 <= column < columns}
+    return {row * columns + column for row, column in reached}
 
 
 def only(image, patches, side, fill=0.0):
     """A normalised image (C, H, W) of which only `patches` are visible (TVE, Section 2: Model Perturbation)."""
     seen = torch.zeros_like(image) + fill
     for patch in patches:
-        where = window(patch, side, image.shape[-1] // side)
+        where = window(patch, side, image.shape[-1] // both(side)[1])
         seen[where] = image[where]
     return seen
 
 
 def meta_attribution(embed, image, side, hops):
     """g and h of every patch of one normalised image, (N, 2, D) (TVE, Equation 5)."""
-    everything = set(range(side**2))
+    everything = set(range(math.prod(both(side))))
     pairs = []
-    for patch in range(side**2):
+    for patch in everything:
         near = neighbourhood(patch, side, hops)
         g = embed(only(image, near, side)[None])[0]
         h = embed(only(image, everything - near, side)[None])[0]
@@ -45,13 +51,13 @@ def meta_attribution(embed, image, side, hops):
 
 def attribution(predict, image, label, side, hops):
     """φ of every patch of one normalised image, (P, P): log f(N(z); y) − log f(Z \\ N(z); y) (TVE, Equation 4)."""
-    everything = set(range(side**2))
-    heatmap = torch.zeros(side, side)
-    for patch in range(side**2):
+    everything = set(range(math.prod(both(side))))
+    heatmap = torch.zeros(both(side))
+    for patch in everything:
         near = neighbourhood(patch, side, hops)
         seen = predict(only(image, near, side)[None])[0, label]
         unseen = predict(only(image, everything - near, side)[None])[0, label]
-        heatmap[divmod(patch, side)] = math.log(seen) - math.log(unseen)
+        heatmap[divmod(patch, both(side)[1])] = math.log(seen) - math.log(unseen)
     return heatmap
 
 
@@ -101,11 +107,11 @@ def top(scores, count):
 
 def fidelity_curves(predict, image, scores, label, side, levels, fill=0.0):
     """Fidelity⁺ and Fidelity⁻ of one image at every sparsity, two lists (TVE, Appendix G)."""
-    everything = set(range(side**2))
+    everything = set(range(math.prod(both(side))))
     whole = predict(image[None])[0, label].item()
     plus, minus = [], []
     for level in range(levels):
-        important = top(scores.flatten().tolist(), level_size(side**2, levels, level))
+        important = top(scores.flatten().tolist(), level_size(len(everything), levels, level))
         plus.append(whole - predict(only(image, everything - important, side, fill)[None])[0, label].item())
         minus.append(whole - predict(only(image, important, side, fill)[None])[0, label].item())
     return plus, minus

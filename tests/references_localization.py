@@ -9,20 +9,20 @@ from references_masks import bilinear
 
 def hit(heatmap, truth):
     """The probability that a patch of the highest score, drawn at random, has its centre on the object."""
-    side, (height, width) = len(heatmap), truth.shape
+    (rows, columns), (height, width) = heatmap.shape, truth.shape
     highest, landed = max(heatmap.flatten().tolist()), []
-    for row in range(side):
-        for column in range(side):
+    for row in range(rows):
+        for column in range(columns):
             if heatmap[row, column] == highest:
-                centre = int((row + 0.5) * height / side), int((column + 0.5) * width / side)
+                centre = int((row + 0.5) * height / rows), int((column + 0.5) * width / columns)
                 landed.append(truth[centre].item())
     return sum(landed) / len(landed)
 
 
 def nearest(heatmap, height, width):
     """The score of every pixel, which is that of its patch, in a list."""
-    side = len(heatmap)
-    return [heatmap[i * side // height, j * side // width].item() for i in range(height) for j in range(width)]
+    rows, columns = heatmap.shape
+    return [heatmap[i * rows // height, j * columns // width].item() for i in range(height) for j in range(width)]
 
 
 def average_precision(scores, labels):
@@ -36,7 +36,7 @@ def average_precision(scores, labels):
 
 
 def scaled(heatmap, size):
-    """Res of Chefer et al., as fractions in a list of the size × size pixels: 1/2 if all scores are equal.
+    """Res of Chefer et al., as fractions in a list of the pixels of `size`: 1/2 if all scores are equal.
 
     It is exact, as patches of 2, 4, 8 ... pixels have exact weights.
     """
@@ -47,7 +47,7 @@ def scaled(heatmap, size):
 
 def segmented(heatmap, truth):
     """Correct pixels, (intersection, union) of background and of object, and average precision, of one image."""
-    pixels, labels = scaled(heatmap, len(truth)), truth.flatten().tolist()
+    pixels, labels = scaled(heatmap, truth.shape), truth.flatten().tolist()
     predicted = [pixel > sum(pixels) / len(pixels) for pixel in pixels]
     correct, areas = 0, []
     for kind in (False, True):
@@ -98,8 +98,8 @@ def box_hit(heatmap, truth, threshold):
         rows, columns = [row for row, _ in region], [column for _, column in region]
         return {(i, j) for i in range(min(rows), max(rows) + 1) for j in range(min(columns), max(columns) + 1)}
 
-    scores = scaled(heatmap, len(truth))
-    hot = {(i // len(truth), i % len(truth)) for i, score in enumerate(scores) if score >= Fraction(threshold)}
+    scores = scaled(heatmap, truth.shape)
+    hot = {divmod(i, truth.shape[1]) for i, score in enumerate(scores) if score >= Fraction(threshold)}
     box = filled(max(components(hot), key=lambda region: (len(region), [-place for place in min(region)])))
     objects = [filled(region) for region in components(map(tuple, truth.nonzero().tolist()))]
     return any(2 * len(box & each) >= len(box | each) for each in objects)

@@ -3,32 +3,32 @@
 import math
 
 import torch
-from references import neighbourhood, only, window
+from references import both, neighbourhood, only, window
 
 
 def patch_means(pixels, side):
     """The mean of each patch of a map (H, W), (P, P)."""
-    size = len(pixels) // side
-    means = torch.zeros(side, side)
-    for patch in range(side**2):
-        values = pixels[window(patch, side, size)].flatten().tolist()
-        means[divmod(patch, side)] = sum(values) / len(values)
+    rows, columns = both(side)
+    means = torch.zeros(rows, columns)
+    for patch in range(rows * columns):
+        values = pixels[window(patch, side, len(pixels) // rows)].flatten().tolist()
+        means[divmod(patch, columns)] = sum(values) / len(values)
     return means
 
 
 def bilinear(small, size):
-    """A map (h, w) stretched to (size, size); beyond the centres of the outer tokens it is constant."""
-    rows, columns = small.shape
-    values, large = small.tolist(), torch.zeros(size, size, dtype=torch.double)
+    """A map (h, w) stretched to `size`, (H, W); beyond the centres of the outer tokens it is constant."""
+    (rows, columns), (height, width) = small.shape, both(size)
+    values, large = small.tolist(), torch.zeros(height, width, dtype=torch.double)
 
-    def between(count, i):
+    def between(count, size, i):
         at = min(max((i + 0.5) * count / size - 0.5, 0), count - 1)
         return int(at), min(int(at) + 1, count - 1), at - int(at)
 
-    for i in range(size):
-        upper, lower, down = between(rows, i)
-        for j in range(size):
-            left, right, across = between(columns, j)
+    for i in range(height):
+        upper, lower, down = between(rows, height, i)
+        for j in range(width):
+            left, right, across = between(columns, width, j)
             above = (1 - across) * values[upper][left] + across * values[upper][right]
             below = (1 - across) * values[lower][left] + across * values[lower][right]
             large[i, j] = (1 - down) * above + down * below
@@ -59,24 +59,25 @@ def path(score, image, positions, side, multiply=True, noises=None):
     for i, position in enumerate(positions):
         end = image + (noises[i] if noises is not None else 0)
         total += gradient(score, position * end) * (end if multiply else 1) / len(positions)
-    return patch_means(total.sum(0), side) * (image.shape[-1] // side) ** 2
+    return patch_means(total.sum(0), side) * (image.shape[-1] // both(side)[1]) ** 2
 
 
 def occlusion(predict, image, label, side, hops):
     """What the probability loses without the patches around z."""
-    everything, heatmap = set(range(side**2)), torch.zeros(side, side)
+    everything, heatmap = set(range(math.prod(both(side)))), torch.zeros(both(side))
     for patch in everything:
         hidden = only(image, everything - neighbourhood(patch, side, hops), side)
         drop = predict(image[None])[0, label] - predict(hidden[None])[0, label]
-        heatmap[divmod(patch, side)] = drop
+        heatmap[divmod(patch, both(side)[1])] = drop
     return heatmap
 
 
 def rise_mask(grid, row, column, size):
     """Grid (c, c) stretched to one cell more than the image, from which the window at (row, column) is cut."""
     cells = len(grid)
-    large = bilinear(grid, (cells + 1) * math.ceil(size / cells))
-    return large[row : row + size, column : column + size]
+    height, width = both(size)
+    large = bilinear(grid, [(cells + 1) * math.ceil(side / cells) for side in (height, width)])
+    return large[row : row + height, column : column + width]
 
 
 def rise(predict, image, label, masks, probability, side):
@@ -90,7 +91,7 @@ def rise(predict, image, label, masks, probability, side):
 
 def score_cam(predict, image, label, features, side):
     """ReLU(Σ softmax(scores)_c A_c) of feature maps (C, h, w), averaged over patches (Wang et al., 2020)."""
-    maps = [bilinear(feature, image.shape[-1]) for feature in features]
+    maps = [bilinear(feature, image.shape[1:]) for feature in features]
     scores = [predict((image * unit(each).float())[None])[0, label].item() for each in maps]
     shares = [math.exp(score) / sum(math.exp(other) for other in scores) for score in scores]
     return patch_means(sum(share * each for share, each in zip(shares, maps, strict=True)).clamp(min=0), side)

@@ -73,7 +73,7 @@ def explainability_vector(target, grid, folder):
 def class_activation(target, grid):
     """CAM of a Swin, because the target of these tests has a class token, which CAM does not explain."""
     windows = {"patch_size": 2, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
-    swin = timm_model("swin_tiny_patch4_window7_224", img_size=32, **windows, as_target=True)
+    swin = timm_model("swin_tiny_patch4_window7_224", img_size=grid.size, **windows, as_target=True)
     target.check_grid(grid)
     return posthoc.CAM(swin, grid)
 
@@ -146,6 +146,10 @@ BUILDERS = {
     ExplainabilityVector: {"": explainability_vector},
 }
 CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.get(found, {"": found})]
+OWN_PLACES = TVE, Shapley, General, ExplainabilityVector, Oracle, posthoc.CAM, posthoc.Chance
+DRAWN = posthoc.RISE, posthoc.GreedyOrder
+PLACED_CASES = [case for case in CASES if case[0] not in (*OWN_PLACES, *DRAWN) and case[1] != "of random masks"]
+"""Without networks that have positions of their own, neighbours, another target, and masks that treat patches apart."""
 POSTHOC_CASES = [case for case in CASES if "posthoc" in case[0].__module__ and case[0] is not posthoc.Chance]
 DETAILED_CASES = [case for case in CASES if hasattr(case[0], "details")]
 FUNCTIONAL_CASES = [case for case in CASES if hasattr(case[0], "explain") and case[0] is not posthoc.LibraGrad]
@@ -157,6 +161,23 @@ FLOAT64_CASES = [case for case in CASES if case[0].__name__ in FLOAT64 or case[1
 """They draw, sum or solve in float64, where there is one."""
 READING_CASES = [case for case in CASES if case not in UNREAD_CASES]
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
+
+
+@pytest.fixture
+def grid():
+    """A rectangle: what mistakes rows for columns, or expects a square, fails here."""
+    return PatchGrid(image_size=(24, 40), patch_size=8)
+
+
+@pytest.fixture
+def target(make_target, grid):
+    """A ViT of width 24 that sees 24 × 40 pixels in 3 × 5 patches and tells 5 classes apart."""
+    return make_target(img_size=grid.size)
+
+
+@pytest.fixture
+def images():
+    return torch.randint(0, 256, (5, 3, 24, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
 
 
 def name_of(case):
@@ -182,12 +203,25 @@ def modes(explainer):
 
 def test_a_heatmap_has_a_score_for_every_patch(explainer, images):
     heatmaps = explainer(images, CLASSES)
-    assert heatmaps.shape == (5, 4, 4)
+    assert heatmaps.shape == (5, 3, 5)
     assert heatmaps.is_floating_point()
     assert heatmaps.isfinite().all()
     assert (heatmaps.flatten(1).std(1) > 1e-3).all()
 
 
+@pytest.mark.situation(12)
+@pytest.mark.parametrize("explainer", PLACED_CASES, indirect=True, ids=name_of)
+def test_the_patch_that_differs_from_all_others_differs_in_the_heatmap(explainer):
+    """Without positions, a model sees equal patches alike, and so does a method."""
+    with torch.no_grad():
+        explainer.target.backbone.pos_embed.zero_()
+    images = torch.full((1, 3, 24, 40), 90, dtype=torch.uint8)
+    images[..., 8:16, 24:32] = 250
+    heatmap = explainer(images, CLASSES[:1])[0]
+    assert divmod(int((heatmap - heatmap.median()).abs().argmax()), 5) == (1, 3)
+
+
+@pytest.mark.situation(37)
 def test_an_image_has_the_same_heatmap_alone_as_in_a_batch(explainer, images):
     together = explainer(images, CLASSES)
     alone = torch.cat([explainer(images[i : i + 1], CLASSES[i : i + 1]) for i in range(5)])
@@ -195,6 +229,7 @@ def test_an_image_has_the_same_heatmap_alone_as_in_a_batch(explainer, images):
     assert not torch.allclose(together[0], together[1], atol=1e-3)
 
 
+@pytest.mark.situation(37)
 def test_explaining_twice_gives_the_same(explainer, images):
     first = explainer(images, CLASSES)
     torch.rand(7)
@@ -206,6 +241,7 @@ def test_an_explainer_computes_where_the_images_are(explainer, images):
     computes_where_the_images_are(explainer, images)
 
 
+@pytest.mark.situation(36)
 @pytest.mark.slow
 @pytest.mark.parametrize("explainer", FLOAT64_CASES, indirect=True, ids=name_of)
 def test_an_explainer_needs_no_float64_of_the_device(explainer, images):
@@ -227,8 +263,11 @@ def test_a_grid_that_is_not_the_models_is_refused(case, target, tmp_path):
     build = BUILDERS.get(found, {"": found})[variant]
     more = {"folder": tmp_path} if found is ExplainabilityVector else {}
     for wrong, told in (
-        (PatchGrid(32, 16), "of patches of 8 pixels, as vit_tiny_patch16_224 has, got 16: set grid.patch_size=8, or"),
-        (PatchGrid(24, 8), "of images of 32 × 32 pixels, as vit_tiny_patch16_224 takes, got 24 × 24: set grid.image_s"),
+        (
+            PatchGrid((24, 40), 4),
+            "of patches of 8 pixels, as vit_tiny_patch16_224 has, got 4: set grid.patch_size=8, or",
+        ),
+        (PatchGrid((40, 24), 8), "of images of 24 × 40 pixels, as vit_tiny_patch16_224 takes, got 40 × 24: set grid.i"),
     ):
         with pytest.raises(InputError, match=f"^expected a grid {told}"):
             build(target, wrong, **more)
@@ -242,9 +281,9 @@ def test_images_and_classes_stay_as_they_are(explainer, images):
 
 
 def test_images_of_another_size_or_type_and_an_empty_batch_are_refused(explainer, images):
-    with pytest.raises(InputError, match=r"^the grid cuts 32 × 32 images; got \(24, 24\)$"):
-        explainer(images[..., :24, :24], CLASSES)
-    with pytest.raises(InputError, match=r"^expected at least one image, got an empty batch of shape \[0, 3, 32, 32\]"):
+    with pytest.raises(InputError, match=r"^the grid cuts 24 × 40 images; got \(40, 24\)$"):
+        explainer(images.mT, CLASSES)
+    with pytest.raises(InputError, match=r"^expected at least one image, got an empty batch of shape \[0, 3, 24, 40\]"):
         explainer(images[:0], CLASSES[:0])
     if not isinstance(explainer, posthoc.Chance):  # reads no pixels as numbers
         with pytest.raises(InputError, match="^expected uint8 images, which every model normalises itself, got float"):
@@ -279,7 +318,7 @@ def test_every_method_refuses_images_of_another_size_and_an_empty_batch(explaine
         "heads": lambda images: [target.classify],
     }
     for name, others in image_methods(explainer).items():
-        for wrong, told in ((images[..., :24, :24], "the grid cuts 32 × 32 images; got"), (images[:0], "at least one")):
+        for wrong, told in ((images.mT, "the grid cuts 24 × 40 images; got"), (images[:0], "at least one")):
             with pytest.raises(InputError, match=told):
                 getattr(explainer, name)(wrong, *(given[other](wrong) for other in others))
 
@@ -289,6 +328,7 @@ def test_the_methods_of_images_are_found(grid, target):
     assert image_methods(posthoc.TAM(target, grid)).keys() == {"forward", "explain", "explain_all"}
 
 
+@pytest.mark.situation(33)
 def test_classes_may_be_of_any_type_of_integers(explainer, images):
     expected = explainer(images, CLASSES)
     for dtype in (torch.int32, torch.uint8):
@@ -324,6 +364,7 @@ def test_classes_of_another_model_change_nothing_where_classes_are_not_read(expl
     assert torch.equal(explainer(images, CLASSES + 1000), explainer(images, CLASSES))
 
 
+@pytest.mark.situation(38)
 def test_explaining_leaves_the_target_and_the_explainer_as_they_were(explainer, target, images):
     target_before, before = copy.deepcopy((target.state_dict(), explainer.state_dict()))
     mode = modes(explainer)
@@ -395,8 +436,8 @@ def test_another_seed_is_another_chance(grid, images):
 
 
 def test_chance_favours_no_patch(grid):
-    images = torch.randint(0, 256, (2000, 3, 32, 32), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2000, 3, 24, 40), dtype=torch.uint8)
     heatmaps = posthoc.Chance(None, grid)(images, torch.zeros(2000, dtype=torch.long))
-    peaks = heatmaps.flatten(1).argmax(1).bincount(minlength=16)
-    assert (peaks - 125).abs().max() < 60  # five standard deviations
+    peaks = heatmaps.flatten(1).argmax(1).bincount(minlength=15)
+    assert (peaks - 133).abs().max() < 60  # five standard deviations
     assert (heatmaps.mean(0) - 0.5).abs().max() < 0.04

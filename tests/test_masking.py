@@ -1,34 +1,39 @@
+import json
+
 import pytest
 import torch
 from references import level_size, neighbourhood, only
 
+from explainers.errors import InputError
 from explainers.masking import (
     PatchGrid,
     apply_in_chunks,
     level_sizes,
+    map_shape,
     mask_pixels,
     masked_forward,
     neighbourhoods,
     select_most_important,
 )
+from explainers.saved.identity import recipe
 
 GRID = PatchGrid(image_size=12, patch_size=4)
 
 
 @pytest.mark.parametrize("hops", [0, 1, 2, 3, 9])
 def test_a_neighbourhood_is_what_a_walk_over_the_grid_reaches(hops):
-    grid = PatchGrid(image_size=20, patch_size=4)
+    grid = PatchGrid(image_size=(12, 20), patch_size=4)
     near = neighbourhoods(grid, hops)
-    assert near.shape == (25, 25)
+    assert near.shape == (15, 15)
     for patch, row in enumerate(near):
-        assert set(row.nonzero().flatten().tolist()) == neighbourhood(patch, grid.side, hops)
+        assert set(row.nonzero().flatten().tolist()) == neighbourhood(patch, grid.shape, hops)
 
 
 def test_a_patch_hides_its_own_rows_and_columns():
-    images, keep = torch.randn(9, 3, 12, 12), torch.eye(9, dtype=torch.bool)
-    seen = mask_pixels(images, keep, GRID)
-    for patch in range(9):
-        assert torch.equal(seen[patch], only(images[patch], [patch], GRID.side))
+    images, keep, grid = torch.randn(6, 3, 8, 12), torch.eye(6, dtype=torch.bool), PatchGrid((8, 12), 4)
+    seen = mask_pixels(images, keep, grid)
+    for patch in range(6):
+        assert torch.equal(seen[patch], only(images[patch], [patch], (2, 3)))
 
 
 def test_every_channel_has_its_own_fill():
@@ -44,7 +49,33 @@ def test_an_image_that_the_grid_does_not_cut_is_refused_with_both_sizes(shape):
         mask_pixels(torch.zeros(1, 3, *shape), keep, GRID)
 
 
+def test_a_square_has_one_identity_however_its_size_is_written():
+    assert PatchGrid((32, 32), 8) == PatchGrid(32, 8) == PatchGrid([32, 32], 8)
+    assert recipe(PatchGrid((32, 32), 8)) == recipe(PatchGrid(32, 8))
+    for grid, image_size in ((PatchGrid([24, 40], 8), [24, 40]), (PatchGrid(32, 8), 32)):
+        written = json.loads(json.dumps(recipe(grid)))
+        assert written["image_size"] == image_size and PatchGrid(written["image_size"], written["patch_size"]) == grid
+
+
+@pytest.mark.parametrize("wrong", [0, True, "24", 24.0, (24,), (24, 0), (24, 24, 24), None])
+def test_what_is_no_size_of_an_image_is_refused(wrong):
+    with pytest.raises(
+        InputError, match=r"^expected image_size in pixels, such as 224, or \(224, 448\) for height and"
+    ):
+        PatchGrid(wrong, 8)
+
+
+@pytest.mark.parametrize(("shape", "finer"), [((3, 5), 1), ((5, 3), 2), ((6, 10), 3), ((1, 7), 2), ((14, 14), 4)])
+def test_the_shape_of_a_map_follows_from_the_image_for_finer_patches_and_rounded_strides(shape, finer):
+    rows, columns = shape
+    assert map_shape(rows * columns * finer**2, shape) == (rows * finer, columns * finer)
+    pixels = rows * 32, columns * 32 - 5  # the last column of a CNN's map covers a part of its stride
+    assert map_shape(rows * columns, pixels) == shape
+
+
 def test_a_grid_that_does_not_divide_the_image_is_refused():
+    with pytest.raises(InputError, match=r"\(24, 36\) is not a multiple of patch_size 8"):
+        PatchGrid((24, 36), 8)
     with pytest.raises(ValueError, match="225 is not a multiple of patch_size 16"):
         PatchGrid(image_size=225)
 
@@ -85,7 +116,7 @@ def test_a_function_sees_every_image_under_each_of_its_own_masks(chunk_size, fil
     for image in range(3):
         for mask in range(4):
             visible = keep[image, mask].nonzero().flatten().tolist()
-            expected = only(images[image], visible, GRID.side, fill).flatten() @ weight
+            expected = only(images[image], visible, GRID.shape, fill).flatten() @ weight
             torch.testing.assert_close(got[image, mask], expected, rtol=1e-4, atol=1e-4)
     assert sum(batches) == 12
     assert max(batches) == min(chunk_size, 12)

@@ -16,9 +16,9 @@ from explainers.models import TargetModel
 from explainers.training import ExplainerTraining
 from explainers.tve import TVE, LightNetwork, Oracle, TVELoss
 
-GRID = PatchGrid(image_size=24, patch_size=4)
+GRID = PatchGrid(image_size=(24, 36), patch_size=4)
 ROW, COLUMN = 1, 4
-PLANTED = ROW * GRID.side + COLUMN
+PLANTED = ROW * GRID.shape[1] + COLUMN
 
 
 class OnePatch(nn.Module):
@@ -40,7 +40,7 @@ class OnePatch(nn.Module):
         self.fc = nn.Identity()
 
     def forward_features(self, images):
-        return self.see(images[references.window(PLANTED, GRID.side, GRID.patch_size)].flatten(1)).tanh()
+        return self.see(images[references.window(PLANTED, GRID.shape, GRID.patch_size)].flatten(1)).tanh()
 
     def forward_head(self, features, pre_logits):
         return features
@@ -56,14 +56,16 @@ def target():
 
 def random_images(count, seed):
     """Every patch has one colour of its own."""
-    colours = torch.randint(0, 256, (count, 3, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    colours = torch.randint(
+        0, 256, (count, 3, *GRID.shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
     return colours.repeat_interleave(GRID.patch_size, -1).repeat_interleave(GRID.patch_size, -2)
 
 
 def around(hops):
-    near = torch.zeros(GRID.side, GRID.side, dtype=torch.bool)
-    for patch in references.neighbourhood(PLANTED, GRID.side, hops):
-        near[patch // GRID.side, patch % GRID.side] = True
+    near = torch.zeros(GRID.shape, dtype=torch.bool)
+    for patch in references.neighbourhood(PLANTED, GRID.shape, hops):
+        near[divmod(patch, GRID.shape[1])] = True
     return near
 
 

@@ -1,6 +1,7 @@
 """Networks of which everything is known, and short, silent training."""
 
 import copy
+import math
 from functools import partial
 
 import references
@@ -46,7 +47,7 @@ class Perfect(nn.Module):
 
     def __init__(self, target, grid, hops=1):
         super().__init__()
-        self.known = target, grid.side, hops  # in a tuple, so that the target is not a part of this module
+        self.known = target, grid.shape, hops  # in a tuple, so that the target is not a part of this module
 
     def forward(self, images, embeddings, maps, patches=None):
         target, side, hops = self.known
@@ -65,7 +66,7 @@ class Small(nn.Module):
 
     def __init__(self, target, grid):
         super().__init__()
-        self.linear = nn.Linear(3 * grid.image_size**2, grid.num_patches * 2 * target.embed_dim)
+        self.linear = nn.Linear(3 * math.prod(grid.size), grid.num_patches * 2 * target.embed_dim)
         self.shape = grid.num_patches, 2, target.embed_dim
 
     def forward(self, images, embeddings, maps, patches=None):
@@ -193,7 +194,7 @@ def marked_splits():
 @torch.no_grad()
 def game(target, image, predict=None):
     """v of all coalitions of 3 × 3 patches of an image, and its exact Shapley values (N, K)."""
-    values = references.coalition_values(predict or target.probabilities, target.normalise(image[None])[0], side=3)
+    values = references.coalition_values(predict or target.score_images, target.normalise(image[None])[0], side=3)
     return values, references.exact_shapley(values, 9)
 
 

@@ -208,8 +208,8 @@ class TwoPointStudy(LightningModule):
         """The settings that the results depend on; results are comparable only if all of these are equal."""
         return {
             **self.target.identity(),
-            "image_size": self.grid.image_size,
-            "patches_per_side": self.grid.side,
+            "image_size": list(self.grid.size),
+            "shape": list(self.grid.shape),
             "hops": self.hops,
             "patches": self.patches,
             "subsets": list(self.subsets),

@@ -11,7 +11,7 @@ from explainers.anyhead.network import AnyHeadNetwork
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
-from explainers.models.functionals import class_rows, head_functionals
+from explainers.models.functionals import choose_temperature, class_rows, head_functionals
 from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
 from explainers.refinement import refine as refined
 from explainers.refinement.refine import check_refine
@@ -160,7 +160,7 @@ class AnyHead(NetworkExplainer):
         few = functionals.shape[1] < self.target.embed_dim and not functionals.requires_grad  # paths have no gradients
         if not self.refine and few:
             paths = None if paths_of is None else paths_of(functionals)
-            return self._run(rows, paths, functionals).float().mT.unflatten(-1, (self.grid.side, -1))
+            return self._run(rows, paths, functionals).float().mT.unflatten(-1, self.grid.shape)
         if paths_of is not None:
             rows["direct"] = paths_of(None)
         return self._attribute(self._predicted({"image": images} | rows, functionals), functionals)
@@ -199,10 +199,11 @@ class AnyHead(NetworkExplainer):
 
     def _functionals(self, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         """v of `classes` (B,): (B, D); or of every class: (B, K, D)."""
-        return head_functionals(self.target.head, self._embeddings(rows), self.temperature, classes)
+        temperature = choose_temperature(self.target.score, self.temperature)
+        return head_functionals(self.target.head, self._embeddings(rows), temperature, classes)
 
     def _attribute(self, vectors: Tensor, functionals: Tensor) -> Tensor:
         """v · c_z of vectors (B, N, D), for functionals v (B, D) or (B, V, D): heatmaps (B, P, P) or (B, V, P, P)."""
         with torch.autocast(vectors.device.type, enabled=False):
             heatmaps = torch.einsum("b...d,bnd->b...n", functionals.float(), vectors.float())
-        return heatmaps.unflatten(-1, (self.grid.side, -1))
+        return heatmaps.unflatten(-1, self.grid.shape)

@@ -160,17 +160,17 @@ class CoalitionTeacher:
         """The first coalition of each pair, (B, M, N)."""
         index = batch["index"]
         seed = stream("coalitions", self.seed, epoch)
-        num_patches = self.grid.num_patches
+        shape, num_patches = self.grid.shape, self.grid.num_patches
         if self.fit == "regions":
-            return region_coalitions(index, num_patches, self.pairs, seed)
+            return region_coalitions(index, shape, self.pairs, seed)
         if self.fit == "ranking":
             # In an epoch, an image has the sizes that the next one had in the epoch before
             numbers = (index[:, None] + epoch) * self.pairs + torch.arange(self.pairs, device=index.device)
-            return rank_coalitions(numbers, self._score_patches(batch, epoch), NOISE, seed)
+            return rank_coalitions(numbers, self._score_patches(batch, epoch), shape, NOISE, seed)
         power = POWER if self.fit == "shapley" else 0
         regions = self.pairs // 2 if self.fit == "mixed" else 0
         single = shapley_coalitions(index, num_patches, self.pairs - regions, seed, paired=False, power=power)
-        return torch.cat([single, region_coalitions(index, num_patches, regions, seed)], 1) if regions else single
+        return torch.cat([single, region_coalitions(index, shape, regions, seed)], 1) if regions else single
 
     def _score_patches(self, batch: dict[str, Tensor], epoch: int) -> Tensor:
         """The scores of the patches that each coalition ranks, (B, M, N)."""

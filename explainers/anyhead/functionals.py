@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from explainers.errors import REPEATED, InputError, checks_choices
 from explainers.models import TargetModel
-from explainers.models.functionals import class_rows, score_functionals
+from explainers.models.functionals import choose_temperature, class_rows, score_functionals
 from explainers.models.heads import NoHead
 from explainers.models.names import readable_names
 from explainers.refinement.coalitions import TEMPERATURE
@@ -74,13 +74,14 @@ def likely_classes(logits: Tensor, index: Tensor, count: int, seed: int) -> Tens
     tensor([[1, 1, 1, 2]])
 
     Args:
-        logits: (B, K), K at least 2.
+        logits: (B, K).
         index: see `random_functionals`, as for `seed`.
         count: number of classes for each image.
     """
     places = torch.arange(count, device=index.device)
     draws = uniform(index[:, None] * count + places, seed)
-    others = 1 + (draws * min(LIKELY, logits.shape[-1] - 1)).long()
+    last = logits.shape[-1] - 1
+    others = (1 + (draws * min(LIKELY, last)).long()).clamp(max=last)
     ranks = torch.where(places % 4 == 3, others, 0)
     return logits.argsort(-1, descending=True).gather(1, ranks)
 
@@ -143,6 +144,7 @@ class FunctionalSampler:
         self.kind = kind
         self.target = target
         self.seed = seed
+        self.temperature = choose_temperature(target.score if kind == "head" else "softmax", TEMPERATURE)
         self.texts: Any = None
         if kind == "texts":
             build = partial(clip_text_head, templates=TEMPLATES) if text_head is None else text_head
@@ -156,13 +158,13 @@ class FunctionalSampler:
         and a random one.
 
         Returns:
-            Rows (K, D), relative to their mean, and v (B, D).
+            Rows (K, D), relative to their mean if classes compete, and v (B, D).
         """
         embeddings = embeddings.detach().float()
         if self.kind in ("head", "texts"):
             rows, logits = self._rows(embeddings)
-            rows = rows - rows.mean(0)
-            return rows, score_functionals(rows, logits, TEMPERATURE, logits.argmax(-1))
+            rows = rows if self.temperature is None else rows - rows.mean(0)
+            return rows, score_functionals(rows, logits, self.temperature, logits.argmax(-1))
         if self.kind == "images" and len(embeddings) > 1:
             rows = embeddings - embeddings.mean(0)
             return rows, rows[nearest_others(embeddings)]
@@ -175,7 +177,7 @@ class FunctionalSampler:
             return isotropic(index, count, embeddings.shape[-1], seed)
         rows, logits = self._rows(embeddings.detach().float())
         classes = likely_classes(logits, index, count, seed)
-        return torch.stack([score_functionals(rows, logits, TEMPERATURE, each) for each in classes.unbind(1)], 1)
+        return torch.stack([score_functionals(rows, logits, self.temperature, each) for each in classes.unbind(1)], 1)
 
     def identity(self) -> Identity:
         """What `likely` depends on: the whole model, or the backbone and the texts."""

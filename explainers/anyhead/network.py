@@ -67,7 +67,7 @@ class AnyHeadNetwork(nn.Module):
         self.depth = depth
         self.heads = heads
         self.head_width = head_width
-        self.side = grid.side
+        self.shape = grid.shape
         self.direct = tuple(direct)
         self.paths = paths if direct else "direct"  # without blocks, both are the same network
         channels = target.map_channels(blocks)
@@ -104,7 +104,7 @@ class AnyHeadNetwork(nn.Module):
             blend: from 0 to 1: share of the sum of all paths, each with weight 1, as before training; the rest is what
                 the network learned.
         """
-        maps = [norm(on_grid(each, self.side)) for norm, each in zip(self.norms, maps, strict=True)]
+        maps = [norm(on_grid(each, self.shape)) for norm, each in zip(self.norms, maps, strict=True)]
         tokens = self.read(torch.cat(maps, -1)) + self.read_embedding(embeddings)[:, None] + self.position
         scores = torch.cat([self._scores(i, each) for i, each in enumerate(maps)], -1)
         tokens = tokens * (1 + self.gate(scores)) + self.shift(scores)
@@ -117,7 +117,7 @@ class AnyHeadNetwork(nn.Module):
             with torch.autocast(vectors.device.type, enabled=False):  # sums of 16 bits would have ties
                 vectors = vectors.float() @ functionals.float().mT
         if direct is not None:
-            paths = on_grid(direct.flatten(0, 1), self.side).unflatten(0, direct.shape[:2])  # (B, L, N, D)
+            paths = on_grid(direct.flatten(0, 1), self.shape).unflatten(0, direct.shape[:2])  # (B, L, N, D)
             weights = (blend + (1 - blend) * self.path_weight(tokens)) / self.spread  # (B, N, L)
             vectors = vectors + (weights.mT[..., None] * paths).sum(1)
         return vectors * self.scale

@@ -59,8 +59,8 @@ class PreparedClasses:
         self.images = images
 
     def scores(self) -> Tensor:
-        """The probabilities of all classes, (B, K)."""
-        return self.target(self.images).float().softmax(-1).cpu()
+        """The scores of all classes, such as their probabilities, (B, K)."""
+        return self.target.scores(self.target(self.images).float()).cpu()
 
     @cached_property
     def _explain(self) -> Callable[[Tensor], Tensor]:

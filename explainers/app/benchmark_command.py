@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def benchmark(options: Namespace) -> None:
         "devices": devices(),
         "settings": {"removal": "zero", "levels": LEVELS, "classes": "predicted"},
         "identity": session.target.identity(),
+        "transform": asdict(session.transform),
         "images": result.images,
         "results": result.numbers,
         "differences": print_tables(result, minus),

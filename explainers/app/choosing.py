@@ -16,7 +16,7 @@ from explainers.models import TargetModel
 from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
 from explainers.posthoc.names import label_methods
 from explainers.share import load
-from explainers.share.catalogue import COMMANDS, WEIGHTS, for_target, not_shipped
+from explainers.share.catalogue import COMMANDS, WEIGHTS, available, for_target, not_shipped
 from explainers.transformer.blocks import find_blocks, is_transformer, num_prefix_tokens
 
 Method = str | Path | Mapping[str, Mapping[str, Any]] | Explainer
@@ -99,7 +99,7 @@ def choose_batch_size(explainer: Explainer, target: TargetModel) -> int:
     if not is_transformer(target):
         return LARGEST
     blocks: Any = find_blocks(target)
-    tokens = target.backbone.patch_embed.num_patches + num_prefix_tokens(target)
+    tokens = target.grid.num_patches + num_prefix_tokens(target)
     floats = TOKENS * tokens * target.embed_dim
     if getattr(getattr(explainer, "reads", None), "attention", False):
         floats += MAPS * blocks[0].attn.num_heads * tokens**2
@@ -126,7 +126,9 @@ def _choose_default(target: TargetModel, purpose: Purpose) -> tuple[Explainer, s
             return explainer, label
         except InputError as error:
             reasons.append(f"the shipped {known.explainer} does not explain it ({error})")
-    none = "no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
+    other = target.name in {known.name.partition(".")[0] for known in available()}  # with other weights or positions
+    size = f" at {target.grid.size[0]} × {target.grid.size[1]} pixels" if other else ""
+    none = f"no trained explainer is shipped for this backbone{size} (explainers.available() says how to train one)"
     why, lacking = "; ".join(reasons) or none, ""
     for label, (name, options) in label_methods(DEFAULT_METHODS[purpose]).items():
         try:
@@ -155,7 +157,7 @@ def _check_fits(explainer: Explainer, target: TargetModel, purpose: Purpose) -> 
         raise InputError("it explains classes alone")
     known = all(type(part).__module__.startswith(KNOWN) for part in target.modules())
     if not known and estimate_passes(explainer) <= CHEAP:
-        grey = torch.full((1, 3, *[target.grid.image_size] * 2), 128, dtype=torch.uint8, device=target.mean.device)
+        grey = torch.full((1, len(target.mean), *target.grid.size), 128, dtype=torch.uint8, device=target.mean.device)
         with torch.no_grad():
             if isinstance(explainer, FunctionalExplainer) and purpose != "classes":
                 explainer.explain(grey, torch.ones(1, target.embed_dim, device=grey.device))

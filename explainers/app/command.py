@@ -20,7 +20,10 @@ from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 
-ABSENT = ("texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer", "k")
+ABSENT = (
+    *("bands", "white", "score", "texts", "classes", "similar_to", "against", "passes", "batch_size", "explainer"),
+    *("image_size", "k"),
+)
 """Options that only some commands have; `None` for the others."""
 
 METHOD = "NAME or NAME(option=value, ...)"
@@ -141,23 +144,67 @@ def parser() -> Parser:
     command.set_defaults(**dict.fromkeys(ABSENT), method=["auto"])
     commands = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
     model = _model_options()
-    passes = _passes_options()
-    _add_explain(commands, [model, _method_options(), passes])
-    _add_nearest(commands, [model, _method_options()])
-    _add_serve(commands, [model, _method_options()])
+    size, passes, score = _size_options(), _passes_options(), _score_options()
+    _add_explain(commands, [model, size, score, _method_options(), passes])
+    _add_nearest(commands, [model, size, _method_options()])
+    _add_serve(commands, [model, size, score, _method_options()])
     add = commands.add_parser("list", parents=[model], help="list trained explainers and methods")
     add.set_defaults(module="explainers.app.list_command", run="list_all")
-    _add_benchmark(commands, [model, passes])
+    _add_benchmark(commands, [model, size, score, passes])
     return command
 
 
 def _model_options() -> Parser:
     options = Parser(add_help=False)
-    options.add_argument("--model", metavar="NAME", help=f"name of a model of timm (default: {DEFAULT_MODEL})")
-    options.add_argument("--weights", metavar="FILE", help="its weights, .safetensors or .pth (default: timm's)")
+    options.add_argument(
+        "--model",
+        metavar="NAME",
+        help=f"name of a model of timm, local-dir:FOLDER or hf-hub:USER/NAME (default: {DEFAULT_MODEL})",
+    )
+    options.add_argument("--weights", metavar="FILE", help="its weights, .safetensors, .pth or .ckpt (default: timm's)")
     options.add_argument("--head", metavar="FILE", help="head.safetensors of another task on the same backbone")
+    options.add_argument("--class-names", metavar="FILE", help="names of its classes, one in a line, or a JSON list")
     options.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:1 (default: a GPU if there is one)")
     return options
+
+
+def _size_options() -> Parser:
+    options = Parser(add_help=False)
+    options.add_argument(
+        "--image-size",
+        type=parse_size,
+        metavar="PIXELS",
+        help="448, or 224x448 for height and width: more pixels give more patches (default: the model's own)",
+    )
+    return options
+
+
+def _score_options() -> Parser:
+    options = Parser(add_help=False)
+    options.add_argument(
+        "--score",
+        choices=("softmax", "sigmoid", "value"),
+        help="what its outputs mean: one class, several at once, or numbers, as of a regression (default: softmax)",
+    )
+    return options
+
+
+def _add_white(options: Any) -> None:
+    options.add_argument(
+        "--white",
+        type=parse_white,
+        metavar="VALUE",
+        help="value of white in images of more than 8 bits, such as 4095; or of black and white: --white=-1,1",
+    )
+
+
+def _add_bands(options: Any) -> None:
+    options.add_argument(
+        "--bands",
+        type=parse_bands,
+        metavar="R,G,B",
+        help="of a model of more than 4 channels, those that pictures show, numbered from 0 (default: 0,1,2)",
+    )
 
 
 def _method_options() -> Parser:
@@ -223,6 +270,8 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         help="why not these? classes from which each --class, or texts from which each --text, is told apart; or images"
         " with --similar-to",
     )
+    _add_white(add)
+    _add_bands(add)
     add.add_argument("--top", type=parse_positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(
         "--output",
@@ -232,6 +281,11 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         help="a folder, or a file for one picture (default: explained)",
     )
     _add_patches(add)
+    add.add_argument(
+        "--json", action="store_true", help="print a JSON object for each picture, and write manifest.json"
+    )
+    add.add_argument("--npy", action="store_true", help="write heatmaps beside pictures, as .npy, and manifest.json")
+    _add_batch_size(add)
     add.set_defaults(module="explainers.app.explain_command", run="explain")
 
 
@@ -247,6 +301,8 @@ def _add_nearest(commands: Any, parents: list[Parser]) -> None:
     )
     _add_batch_size(add)
     _add_patches(add)
+    _add_white(add)
+    _add_bands(add)
     add.set_defaults(module="explainers.app.explain_command", run="nearest")
 
 
@@ -270,6 +326,7 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
         "--output", type=parse_path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)"
     )
     _add_batch_size(add)
+    _add_white(add)
     add.set_defaults(module="explainers.app.benchmark_command", run="benchmark")
 
 
@@ -288,6 +345,35 @@ def parse_positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
     return int(text)
+
+
+def parse_size(text: str) -> int | tuple[int, int]:
+    """A number of pixels, or height and width with an x between them.
+
+    >>> parse_size("448"), parse_size("224x448")
+    (448, (224, 448))
+    """
+    sides = [parse_positive(side) for side in text.split("x")]
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f"expected pixels, such as 448 or 224x448, got {text}")
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def parse_white(text: str) -> float | tuple[float, float]:
+    """The value of white, or those of black and white.
+
+    >>> parse_white("4095"), parse_white("-1,1")
+    (4095.0, (-1.0, 1.0))
+    """
+    values = tuple(float(part) for part in text.split(","))
+    if len(values) > 2:
+        raise argparse.ArgumentTypeError(f"expected one value, or two, got {text}")
+    return values[0] if len(values) == 1 else (values[0], values[1])
+
+
+def parse_bands(text: str) -> list[int]:
+    """Numbers of bands, such as 3,2,1."""
+    return [int(part) for part in text.split(",")]
 
 
 def parse_path(text: str) -> Path:

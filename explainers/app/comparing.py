@@ -220,7 +220,7 @@ def stream_nearest(session: Session, image: OneImage, folder: Images, k: int = 5
 
 
 class Embedded:
-    """Photos, what the model sees of them, uint8 (B, 3, S, S), and the vectors of their patches."""
+    """Photos, what the model sees of them, (B, C, H, W), and the vectors of their patches."""
 
     def __init__(self, session: Session, photos: Sequence[Photo], pixels: Tensor) -> None:
         self.session = session
@@ -234,7 +234,7 @@ def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None
     """Compare photos with other ones, pair by pair; a single one with all others."""
     session = first.session
     with session.computing():
-        found = likeness_of_vectors(first.vectors, second.vectors, centre)
+        found = likeness_of_vectors(first.vectors, second.vectors, session.target.grid.shape, centre)
     count = len(found.similarity)
     ones, others = (
         [(each.photos[row], each.pixels[row]) for row in (range(count) if len(each.photos) == count else [0] * count)]
@@ -243,8 +243,8 @@ def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None
     check_scores(found.similarity, [photo.name for photo, _ in ones], "similarities", session.target.name)
     return [
         Comparison(
-            pixels.clone(),  # a view would keep its batch
-            other_pixels.clone(),
+            session.pixels.draw_seen(pixels).clone(),  # a view would keep its batch
+            session.pixels.draw_seen(other_pixels).clone(),
             photo.name,
             other.name,
             _take_row(found, row),

@@ -1,21 +1,26 @@
 """`explainers explain`, `explainers nearest` and `explainers serve`; no picture replaces an image that is explained."""
 
+import json
 import os
 import shlex
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from explainers.app.choosing import CHEAP, estimate_passes
 from explainers.app.command import print_error
 from explainers.app.comparing import Comparison, Embedded, compare_with, embed_image, mean_embedding, stream_nearest
 from explainers.app.explanation import Explanation, picture_name
+from explainers.app.manifest import describe_explanation, write_heatmap, write_manifest
 from explainers.app.options import announce_passes, choose_device, find_class, model_and_methods, start_sessions
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.images.bands import ARRAYS
 from explainers.images.listing import endings, list_images
+from explainers.masking import read_size
 from explainers.posthoc.names import label_methods
 from explainers.runtime.progress import show_passes
 from explainers.saved.files import printable
@@ -38,27 +43,39 @@ def explain(options: Namespace) -> int:
     pictures = plan_pictures(names, [session.method for session in sessions], wanted, options.output)
     announce_passes(sessions, len(images) * len(wanted))
     draw = make_comparer(sessions[0], options) if options.similar_to else make_explainer(sessions, options)
-    size = min(1 if estimate_passes(each.explainer) > CHEAP else each.batch_size for each in sessions)
-    failures = written = 0
+    alone = options.batch_size is None and any(estimate_passes(each.explainer) > CHEAP for each in sessions)
+    size = 1 if alone else min(each.batch_size for each in sessions)
+    failed: dict[str, str] = {}
+    written: list[dict[str, Any]] = []
     try:
         for start in range(0, len(images), size):
             for image, drawn in draw_images(images[start : start + size], draw):
                 name = names[image].as_posix()
                 if isinstance(drawn, InputError):
-                    failures += 1
-                    reason = str(drawn).removeprefix(f"{image}: ")
-                    print_error(f"{name}: {reason}")
+                    failed[name] = str(drawn).removeprefix(f"{image}: ")
+                    print_error(f"{name}: {failed[name]}")
                     continue
                 for file, each in zip(pictures[image], drawn, strict=True):
-                    each.save(file, smooth=not options.patches)
-                    written += 1
-                    print(describe(each, name, file), flush=True)
+                    written.append(write_files(each, name, file, options))
     except KeyboardInterrupt as stopped:
-        stopped.add_note(f"after {written} of {sum(map(len, pictures.values()))} pictures")
+        stopped.add_note(f"after {len(written)} of {sum(map(len, pictures.values()))} pictures")
         raise
-    if written:
+    if options.json or options.npy:
+        single = is_picture_file(options.output)
+        write_manifest(options.output.parent if single else options.output, sessions, written, failed)
+    if written and not options.json:
         print(f"Next: click through all classes, and hide patches by hand: {command_to_serve(options)}")
-    return 1 if failures else 0
+    return 1 if failed else 0
+
+
+def write_files(drawn: Drawn, name: str, file: Path, options: Namespace) -> dict[str, Any]:
+    """Write the picture of an explanation and, if wanted, its heatmap; print and return what it is."""
+    files = {"picture": drawn.save(file, smooth=not options.patches)}
+    if options.npy:
+        files["heatmap"] = write_heatmap(drawn.heatmap, file.with_suffix(".npy"))
+    described = describe_explanation(drawn, name, files)
+    print(json.dumps(described) if options.json else describe(drawn, name, file), flush=True)
+    return described
 
 
 def draw_images(images: Sequence[Path], draw: Draw) -> Iterator[tuple[Path, Sequence[Drawn] | InputError]]:
@@ -119,7 +136,7 @@ def describe(drawn: Drawn, name: str, file: Path) -> str:
     """The line that is printed about the picture of an image."""
     if isinstance(drawn, Comparison):
         return printable(f"{name}: {drawn.similarity:.2f} like {drawn.other_name} by {drawn.method} -> {file}")
-    listed = ", ".join(f"{each.name} {each.score:.2f}" for each in drawn.classes)
+    listed = ", ".join(map(drawn.write, drawn.classes))
     kind = drawn.quantity if drawn.kind == "text" else f"top {len(drawn.classes)}"
     return printable(f"{name}: {drawn.title} by {drawn.method} -> {file} ({kind}: {listed})")
 
@@ -158,10 +175,14 @@ def serve(options: Namespace) -> None:
 
 def command_to_serve(options: Namespace) -> str:
     """The command that serves the page for the same model and explainer."""
-    chosen = {name: getattr(options, name) for name in ("model", "weights", "head", "explainer")}
+    chosen = {
+        name: getattr(options, name) for name in ("model", "weights", "head", "class_names", "score", "explainer")
+    }
     method = next(iter(label_methods(options.method)))
     chosen["method"] = None if method == "auto" else method
-    words = [word for name, value in chosen.items() if value for word in (f"--{name}", value)]
+    if options.image_size:
+        chosen["image_size"] = "x".join(map(str, read_size(options.image_size)))
+    words = [word for name, value in chosen.items() if value for word in (f"--{name.replace('_', '-')}", value)]
     return shlex.join(["explainers", "serve", *words])
 
 
@@ -219,7 +240,7 @@ def _list_files(images: Sequence[str], output: Path) -> Iterator[tuple[Path, Pat
             list_photos(given)  # says what is wrong with it
             yield real_path(folder), Path(folder.name)
             continue
-        (files,) = list_images([folder])
+        (files,) = list_images([folder], ARRAYS)
         if not real_path(folder).is_relative_to(real_path(output)):
             files = [file for file in files if not real_path(file).is_relative_to(real_path(output))]
         if not files:

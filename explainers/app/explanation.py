@@ -36,7 +36,7 @@ class Explanation:
     """The heatmap of one class, or of one text, of one image.
 
     Args:
-        image: what the model sees, uint8 (3, S, S).
+        image: what the model sees, uint8 (3, H, W); of a model of other channels, three of them, or grey.
         name: name of the image's file, or its number.
         scores: of all classes or texts, (K,).
         names: readable names of all classes; or the texts.
@@ -47,7 +47,8 @@ class Explanation:
         top: number of `classes`.
         heatmap_of: computes the heatmap of another class, from its index, its name and `against`.
         file: the image's file, if it has one; `save` never replaces it.
-        quantity: what the scores are: `probability`; for texts `similarity`, the cosine, or `score`.
+        quantity: what the scores are: `probability`, or `value` of a regression; for texts `similarity`, the cosine, or
+            `score`.
         against: indices of the classes, or the texts, from which the class or text is told apart.
         score_of: scores further texts, (1,) each; `None` for classes.
         photo: reads the whole photo, upright RGB; `None` in an explanation from a file.
@@ -88,8 +89,16 @@ class Explanation:
     def title(self) -> str:
         """The class or text of the heatmap, with its score."""
         explained = self.explained
-        others = [self.names[each] if isinstance(each, int) else each for each in self.against]
-        return f"{explained.name} {explained.score:.2f}{summarise(others, self.kind)}"
+        return f"{self.write(explained)}{summarise(self._others, self.kind)}"
+
+    def write(self, each: ExplainedClass) -> str:
+        """The name of a class or text with its score: two decimal places, or four digits of a value."""
+        return f"{each.name} {each.score:{'.4g' if self.quantity == 'value' else '.2f'}}"
+
+    @property
+    def _others(self) -> list[str]:
+        """The names of the classes, or the texts, from which the explained one is told apart."""
+        return [self.names[each] if isinstance(each, int) else each for each in self.against]
 
     def of(self, wanted: int | str, against: int | str | Sequence[int | str] | None = None) -> "Explanation":
         """Explain another class of the same image, by its name or index; or any other text, if texts are explained.
@@ -139,8 +148,9 @@ class Explanation:
         from explainers.report.overlays import draw_annotated
 
         photo, heatmap, box = self._drawn
+        against = self._others[0] if len(self.against) == 1 else ""
         words = self.title, self.explained.name, self.method
-        return draw_annotated(photo, heatmap, *words, box=box, size=size, smooth=smooth, signed=self.signed)
+        return draw_annotated(photo, heatmap, *words, box, size, smooth, self.signed, against)
 
     @property
     def _drawn(self) -> tuple[Image.Image, Tensor, Box | None]:

@@ -8,29 +8,35 @@ import torch
 from torch import nn
 
 from explainers.errors import InputError
+from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
+from explainers.models.heads import TextProjection
+from explainers.models.outputs import TargetFunction
+from explainers.models.scores import Score
 from explainers.text import TextHead, clip_text_head
+from explainers.text.encoders import clip_encoder
 
 IMAGE_TOWERS = ("clip", "siglip")
 """Parts of timm's names of models that were trained with texts."""
 
 
 def prepare_model(
-    model: str | nn.Module, weights: str | Path | None = None, device: str | torch.device | None = None
+    model: str | nn.Module,
+    weights: str | Path | None = None,
+    device: str | torch.device | None = None,
+    image_size: ImageSize | None = None,
+    score: Score | None = None,
+    function: TargetFunction | None = None,
 ) -> TargetModel:
     """Build the model to explain, with the arguments of `Session`, in eval mode; its weights need no gradients.
 
-    The caller's model stays as it is; a `TargetModel` shares its weights. An InputError is raised for a model of grey
-    images, and a device that this machine does not have.
+    The caller's model stays as it is; a `TargetModel` shares its weights. An InputError is raised for a device that
+    this machine does not have.
     """
-    target = as_target(model, weights)
+    target = as_target(model, weights, image_size=image_size, score=score, target=function)
     target = _share_weights(target) if target is model else target
     if device is None and isinstance(model, str) and torch.cuda.is_available():
         device = "cuda"
-    convolutions = (layer for layer in target.backbone.modules() if isinstance(layer, nn.Conv2d))
-    channels = next((layer.in_channels for layer in convolutions), 3)
-    if channels % 3:  # some models divide images into blocks of pixels first
-        raise InputError(f"expected a model of images of 3 channels, got {target.name} of {channels}")
     if device is not None:
         try:
             target = target.to(device)
@@ -50,6 +56,13 @@ def _share_weights(target: TargetModel) -> TargetModel:
     shared: dict[int, Any] = {id(weight): nn.Parameter(weight.detach(), False) for weight in target.parameters()}
     shared |= {id(buffer): buffer.detach() for buffer in target.buffers()}
     return copy.deepcopy(target, shared)
+
+
+def own_text_head(model: Any, target: TargetModel) -> TextHead | None:
+    """The text head of a model of CLIP whose image tower is the target; `None` for other models."""
+    if not hasattr(model, "encode_text"):
+        return None
+    return clip_text_head(target, encode=clip_encoder(model))
 
 
 def find_text_head(target: TargetModel, head: TextHead | None = None) -> TextHead:
@@ -80,5 +93,7 @@ def has_texts(target: TargetModel) -> bool:
 
 def is_image_tower(target: TargetModel) -> bool:
     """Whether a model was trained with texts and has no classes: its head is none, or projects embeddings to texts."""
+    if isinstance(target.head, TextProjection):
+        return True
     outputs = getattr(target.head, "out_features", 0)
     return has_texts(target) and outputs == target.backbone.pretrained_cfg.get("num_classes", 0)

@@ -14,9 +14,9 @@ from explainers.app.choosing import Method, choose, estimate_passes
 from explainers.app.command import DEFAULT_MODEL, parse_methods
 from explainers.app.session import Session
 from explainers.errors import InputError
-from explainers.models import TargetModel
+from explainers.models import TargetModel, as_target
 from explainers.models.fetching import timm_model
-from explainers.models.names import class_index
+from explainers.models.names import class_index, list_names, read_names
 from explainers.models.removal import check_removal
 from explainers.posthoc import method_names
 from explainers.posthoc.defaults import Purpose
@@ -35,7 +35,8 @@ def start_sessions(options: Namespace) -> list[Session]:
     """The model with each of the explainers that the options name. What the model does not have is told at once."""
     model, weights, methods = model_and_methods(options)
     purpose: Purpose = "likeness" if options.similar_to or options.k else "texts" if options.texts else "classes"
-    first = Session(model, methods[0], weights, choose_device(options), purpose=purpose, batch_size=options.batch_size)
+    pixels: dict[str, Any] = {"white": options.white, "bands": options.bands}
+    first = Session(model, methods[0], weights, choose_device(options), None, purpose, options.batch_size, **pixels)
     if options.texts:
         first.text_head.embed([*options.texts, *(options.against or ())])
     elif not options.similar_to:
@@ -53,8 +54,10 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     The model of a trained explainer is the one that it was trained for, unless another is named.
     """
     if options.explainer and options.model is None:
-        if options.weights or options.head:
-            raise InputError("expected --model beside --weights or --head, got --explainer alone: name the model")
+        if options.weights or options.head or options.score or options.image_size:
+            raise InputError(
+                "--weights, --head, --score and --image-size need --model beside --explainer: name the model"
+            )
         explainer = load(options.explainer)
         return explainer.target, None, [explainer]
     methods: list[Method] = [
@@ -62,9 +65,12 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
     ]
     methods = [Path(options.explainer)] if options.explainer else methods
     model = options.model or DEFAULT_MODEL
-    if options.head is None:
+    if all(each is None for each in (options.head, options.score, options.image_size, options.class_names)):
         return model, options.weights, methods
-    return TargetModel(timm_model(model, options.weights), head=options.head).eval(), None, methods
+    target = TargetModel(timm_model(model, options.weights), options.head, options.score).eval()
+    if options.class_names:
+        target.classes = list_names(read_names(options.class_names), target.num_classes)
+    return as_target(target, image_size=options.image_size), None, methods
 
 
 def choose_device(options: Namespace) -> str | None:
@@ -133,9 +139,9 @@ def announce_passes(sessions: Sequence[Session], pictures: int) -> None:
 @torch.no_grad()
 def _seconds_per_pass(session: Session) -> float:
     """The time of a forward pass in a batch, of which the first is not timed."""
-    side, device = session.target.grid.image_size, session.target.mean.device
-    grey = torch.full((TRIED, 3, side, side), 128, dtype=torch.uint8, device=device)
-    session.target(grey)
+    target = session.target
+    grey = torch.full((TRIED, target.channels, *target.grid.size), 128, dtype=torch.uint8, device=target.mean.device)
+    target(grey)
     start = time.perf_counter()
-    session.target(grey).sum().item()  # which waits for the device
+    target(grey).sum().item()  # which waits for the device
     return (time.perf_counter() - start) / TRIED

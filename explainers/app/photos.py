@@ -15,13 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.images.decoding import CorruptImage, convert_to_rgb, read_image, turn_upright
+from explainers.images.bands import ARRAYS, PixelFormat, see_pixels
+from explainers.images.decoding import CorruptImage, turn_upright
 from explainers.images.listing import endings, list_images, several
 from explainers.images.transform import Box, ImageTransform
 from explainers.runtime.progress import is_watched, progress, watching
 from explainers.saved.files import printable
-
-CHANNELS = (1, 3, 4)
 
 OneImage = str | Path | Image.Image | np.ndarray | Tensor
 """One image, for type checkers; a path may also be that of a folder, and an array or a tensor a batch."""
@@ -35,14 +34,14 @@ class Photo:
 
     Args:
         name: name of its file, relative to the folder that was given; or its number.
-        decode: reads the pixels, upright RGB.
+        decode: reads the pixels, and converts them to a format, see `PixelFormat.convert`.
         in_folder: whether it was found in a folder, so that it is left out if it cannot be decoded.
         file: its file, if it has one.
         box: where in the photo the model's image is; `None` before it is decoded.
     """
 
     name: str
-    decode: Callable[[], Image.Image]
+    decode: Callable[[PixelFormat], Image.Image | np.ndarray]
     in_folder: bool = False
     file: Path | None = None
     box: Box | None = None
@@ -52,7 +51,7 @@ def list_photos(images: Images) -> list[Photo]:
     """List the images that a caller means, of which no file is decoded yet.
 
     Args:
-        images: a path, a folder (with all folders below it), a PIL image, uint8 pixels as an array or a tensor, (H, W),
+        images: a path, a folder (with all folders below it), a PIL image, pixels as an array or a tensor, (H, W),
             (H, W, C), (C, H, W) or a batch of them; or a list.
 
     Raises:
@@ -89,8 +88,9 @@ def _list_entry(image: Any, number: int) -> list[Photo]:
     if not isinstance(image, np.ndarray):
         kinds = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
         raise InputError(f"expected {kinds}, got {type(image).__name__}")
-    pixels = [_to_pil(each) for each in (image if image.ndim == 4 else image[None])]
-    return [Photo(f"image {number + i}", partial(convert_to_rgb, each)) for i, each in enumerate(pixels)]
+    names = [f"image {number + i}" for i in range(len(image) if image.ndim == 4 else 1)]
+    pixels = image if image.ndim == 4 else image[None]
+    return [Photo(name, partial(_convert, each, name)) for name, each in zip(names, pixels, strict=True)]
 
 
 def _list_path(given: str | Path) -> list[Photo]:
@@ -106,7 +106,7 @@ def _list_path(given: str | Path) -> list[Photo]:
         is_there = str(given) and os.path.lexists(path)
         reason = "it is a pipe, socket or device, or a link that leads nowhere" if is_there else "there is no such file"
         raise InputError(f"expected an image file or a folder, got {str(given)[:200]!r}: {reason}")
-    (files,) = list_images([path])
+    (files,) = list_images([path], ARRAYS)
     if not files:
         raise InputError(f"expected images below {path}, got none: give another folder")
     return [
@@ -115,61 +115,43 @@ def _list_path(given: str | Path) -> list[Photo]:
     ]
 
 
-def _read(path: Path) -> Image.Image:
+def _read(path: Path, form: PixelFormat) -> Image.Image | np.ndarray:
     try:
-        return read_image(path)
+        return form.read_file(path)
     except OSError as error:  # of the disk or the permissions
         raise InputError(f"expected an image that can be read, got {path}: {error.strerror}") from error
 
 
-def _convert(image: Image.Image, name: str) -> Image.Image:
-    """Convert a copy of a PIL image to upright RGB."""
+def _convert(image: Image.Image | np.ndarray, name: str, form: PixelFormat) -> Image.Image | np.ndarray:
+    """Convert an array, or an upright copy of a PIL image."""
+    if isinstance(image, np.ndarray):
+        return form.convert(image, name)
     try:
         copy = image.copy()
     except (OSError, ValueError, SyntaxError) as error:  # it is decoded at its first use
         raise CorruptImage(f"expected an image, got {name}, which cannot be decoded ({error})") from error
     turn_upright(copy)
-    return convert_to_rgb(copy)
+    return form.convert(copy, name)
 
 
-def _to_pil(pixels: np.ndarray) -> Image.Image:
-    """Turn an array (H, W), (H, W, C) or (C, H, W) of uint8, or grey uint16, into a PIL image."""
-    shape = list(pixels.shape)
-    if pixels.dtype == np.uint16 and pixels.ndim == 2 and pixels.size:
-        return Image.fromarray(pixels)
-    if pixels.dtype != np.uint8:
-        remedy = "give (pixels * 255).round() as uint8 if they are from 0 to 1, or the image's file if they are not"
-        raise InputError(f"expected uint8 pixels from 0 to 255, got {pixels.dtype}: {remedy}")
-    channels_last = pixels.ndim == 3 and shape[2] in CHANNELS
-    channels_first = pixels.ndim == 3 and shape[0] in CHANNELS
-    if not pixels.size or not (pixels.ndim == 2 or channels_last or channels_first):
-        raise InputError(
-            f"expected an image of shape (H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, got {shape}"
-        )
-    if channels_first and not channels_last:
-        pixels = pixels.transpose(1, 2, 0)
-    if pixels.ndim == 3 and pixels.shape[2] == 1:
-        pixels = pixels[..., 0]
-    return Image.fromarray(np.ascontiguousarray(pixels))
-
-
-def decode_seen(photo: Photo, transform: ImageTransform) -> tuple[Tensor, Box] | None:
-    """Decode what a model sees of a photo, uint8 (C, H, W), and where in the photo it is.
+def decode_seen(photo: Photo, transform: ImageTransform, form: PixelFormat) -> tuple[Tensor, Box] | None:
+    """Decode what a model sees of a photo, uint8 or uint16 (C, H, W), and where in the photo it is.
 
     For a broken file, it returns `None` if it was found in a folder, and raises a CorruptImage if it was named.
     """
     try:
-        image = photo.decode()
+        image = photo.decode(form)
     except CorruptImage as error:
         if photo.in_folder:
             return None
         raise CorruptImage(f"{error}: give another file") from error
-    return transform.see(image)
+    return see_pixels(image, transform)
 
 
-def decode_photos(photos: Sequence[Photo], transform: ImageTransform) -> tuple[list[Photo], Tensor]:
-    """Decode what a model sees of photos, none of which is left out: the photos with `box`, uint8 (B, C, H, W)."""
-    seen = [found for found in (decode_seen(replace(photo, in_folder=False), transform) for photo in photos) if found]
+def decode_photos(photos: Sequence[Photo], transform: ImageTransform, form: PixelFormat) -> tuple[list[Photo], Tensor]:
+    """Decode what a model sees of photos, none of which is left out: the photos with `box`, pixels (B, C, H, W)."""
+    named = [replace(photo, in_folder=False) for photo in photos]
+    seen = [found for found in (decode_seen(photo, transform, form) for photo in named) if found]
     placed = [replace(photo, box=box) for photo, (_, box) in zip(photos, seen, strict=True)]
     return placed, torch.stack([pixels for pixels, _ in seen])
 
@@ -177,11 +159,12 @@ def decode_photos(photos: Sequence[Photo], transform: ImageTransform) -> tuple[l
 def decode_batches(
     photos: Sequence[Photo],
     transform: ImageTransform,
+    form: PixelFormat,
     batch: int,
     doing: str = "explaining",
     passes: int = 1,
 ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
-    """Decode what a model sees of photos, in batches: photos, uint8 (B, C, H, W), and their numbers among all.
+    """Decode what a model sees of photos, in batches: photos, pixels (B, C, H, W), and their numbers among all.
 
     Broken files of folders are left out with a warning. A progress bar, labelled `doing`, appears after two seconds; it
     also counts the `passes` that the caller makes for each photo.
@@ -193,7 +176,7 @@ def decode_batches(
     ):
         for start in range(0, len(photos), batch):
             part = range(start, min(start + batch, len(photos)))
-            seen = {number: decode_seen(photos[number], transform) for number in part}
+            seen = {number: decode_seen(photos[number], transform, form) for number in part}
             broken += [photos[number] for number, found in seen.items() if found is None]
             kept = {number: found for number, found in seen.items() if found is not None}
             if kept:

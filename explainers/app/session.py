@@ -16,11 +16,16 @@ from explainers import Explainer, VectorExplainer
 from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmaps, check_scores
 from explainers.app.choosing import Method, choose, choose_batch_size, estimate_passes
 from explainers.app.explanation import Explanation
-from explainers.app.model import find_text_head, is_image_tower, prepare_model
+from explainers.app.model import find_text_head, is_image_tower, own_text_head, prepare_model
 from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_photos, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
+from explainers.images.bands import PixelFormat
+from explainers.images.decoding import White
+from explainers.masking import ImageSize
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
+from explainers.models.outputs import TargetFunction
+from explainers.models.scores import Score
 from explainers.posthoc.defaults import Purpose
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.text import TextHead
@@ -46,6 +51,11 @@ def explain(  # type: ignore[overload-overlap]  # a text is a path, although it 
     text: str | Sequence[str] | None = ...,
     against: Against = ...,
     text_head: TextHead | None = ...,
+    image_size: ImageSize | None = ...,
+    white: White = ...,
+    bands: Sequence[int] | None = ...,
+    score: Score | None = ...,
+    target: TargetFunction | None = ...,
 ) -> Explanation: ...
 
 
@@ -62,6 +72,11 @@ def explain(
     text: str | Sequence[str] | None = ...,
     against: Against = ...,
     text_head: TextHead | None = ...,
+    image_size: ImageSize | None = ...,
+    white: White = ...,
+    bands: Sequence[int] | None = ...,
+    score: Score | None = ...,
+    target: TargetFunction | None = ...,
 ) -> list[Explanation]: ...
 
 
@@ -77,14 +92,19 @@ def explain(
     text: str | Sequence[str] | None = None,
     against: Against = None,
     text_head: TextHead | None = None,
+    image_size: ImageSize | None = None,
+    white: White = None,
+    bands: Sequence[int] | None = None,
+    score: Score | None = None,
+    target: TargetFunction | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
 
     To explain images again and again with one model, make a `Session`, which builds the model once.
 
     Args:
-        images: a path, a folder (with all folders below it), a PIL image, uint8 pixels as an array or a tensor, or a
-            list of them. The model sees the square in the centre.
+        images: a path, a folder (with all folders below it), a PIL image, pixels as an array or a tensor, or a list of
+            them. For a model of other than 1 or 3 channels, arrays (H, W, C) or (C, H, W), .npy files, or GeoTIFF.
         model: a name of timm, a module, or a `TargetModel`. It is not changed.
         classes: the class to explain, by name or index, or one for each image; `None` for the predicted ones.
         method: `auto` takes a trained explainer if one is shipped for this backbone, else the method that fits best. Or
@@ -97,6 +117,12 @@ def explain(
         against: another class, or several: why this class rather than those? The heatmap shows what tells the class
             (by default the most probable other one) apart from their mean. Beside `text`, other texts.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
+        image_size: what the model sees of an image is scaled to this height and width in pixels, or one number for
+            both: more pixels give more patches. `None` for the model's own.
+        white: value of white in floats and images of more than 8 bits, such as 4095; or (black, white).
+        bands: three of more than 4 channels, numbered from 0, that pictures show; `None` for the first.
+        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `as_target`.
+        target: function of what the module returns → the number of each image that is explained, see `as_target`.
 
     Returns:
         An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
@@ -107,7 +133,8 @@ def explain(
     """
     if text is None and text_head is not None:
         raise InputError("text_head= needs text=")
-    session = Session(model, method, weights, device, text_head, "classes" if text is None else "texts")
+    purpose: Purpose = "classes" if text is None else "texts"
+    session = Session(model, method, weights, device, text_head, purpose, None, image_size, white, bands, score, target)
     explanations = session.explain(images, classes, top, text, against)
     return explanations[0] if is_single(images) else explanations
 
@@ -120,15 +147,15 @@ class Session:
         method: see `choose`.
         weights: file of the weights of a name of timm; `None` for timm's own.
         device: where to compute; `None` for the device of the module, or a GPU for a name of timm.
-        text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP, which is
-            loaded when a text is explained.
-        purpose: what the method `auto` chooses an explainer for; `auto` for classes, or for texts if there is a
-            `text_head`, or if the model has no classes.
+        text_head: see `explain`; it is loaded when a text is explained.
+        purpose: what `auto` chooses an explainer for; `auto` for texts if there is a `text_head`, or no classes.
         batch_size: number of images that are explained at once; `None` for as many as `choose_batch_size` finds.
+        image_size: see `explain`, as for `white`, `bands`, `score` and `target`.
 
     Attributes:
         target: the model.
-        explainer: a function of images (B, 3, S, S) and classes (B,) → heatmaps (B, P, P).
+        pixels: the format of its images.
+        explainer: a function of images (B, C, H, W) and classes (B,) → heatmaps (B, P, P).
         method: label of the explainer.
         names: readable names of the classes; empty if texts or likeness are explained of a model without classes.
         lock: a re-entrant lock, held while the model computes, because methods change it for the time of a call.
@@ -146,11 +173,18 @@ class Session:
         text_head: TextHead | None = None,
         purpose: Literal["auto"] | Purpose = "auto",
         batch_size: int | None = None,
+        image_size: ImageSize | None = None,
+        white: White = None,
+        bands: Sequence[int] | None = None,
+        score: Score | None = None,
+        target: TargetFunction | None = None,
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
         self.lock = threading.RLock()
-        self.target = prepare_model(model, weights, device)
+        self.target = prepare_model(model, weights, device, image_size, score, target)
+        if text_head is None and purpose != "classes":
+            text_head = own_text_head(model, self.target)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
             purpose = "texts" if without or text_head is not None else "classes"
@@ -159,6 +193,7 @@ class Session:
         self._batch_size = batch_size
         self._text_head = None if text_head is None else find_text_head(self.target, text_head)
         self.transform = self.target.transform
+        self.pixels = PixelFormat(self.target.channels, white, None if bands is None else tuple(bands))
 
     @property
     def batch_size(self) -> int:
@@ -239,11 +274,9 @@ class Session:
         text: str | Sequence[str] | None = None,
         against: Against = None,
     ) -> list[Explanation]:
-        """Explain images, with the arguments of `explainers.explain`; a list, also for a single image.
+        """Explain images, with the arguments and errors of `explainers.explain`; a list, also for a single image.
 
-        Raises:
-            InputError: for images that cannot be read, for classes that the model does not have, and for texts if the
-                model or the method cannot explain them. Broken files of a folder are left out with a warning.
+        Broken files of a folder are left out with a warning.
         """
         return list(self.stream(images, classes, top, text, against))
 
@@ -277,8 +310,8 @@ class Session:
             yield from found
 
     def decode(self, photos: Sequence[Photo]) -> tuple[list[Photo], Tensor]:
-        """Decode what the model sees of photos, see `decode_photos`."""
-        return decode_photos(photos, self.transform)
+        """See `decode_photos`."""
+        return decode_photos(photos, self.transform, self.pixels)
 
     def batches(
         self,
@@ -289,7 +322,7 @@ class Session:
     ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
         """Decode what the model sees of photos, one batch after the other, see `decode_batches`."""
         passes = estimate_passes(self.explainer) if passes is None else passes
-        return decode_batches(photos, self.transform, batch_size or self.batch_size, doing, passes)
+        return decode_batches(photos, self.transform, self.pixels, batch_size or self.batch_size, doing, passes)
 
     def explain_batch(
         self,
@@ -305,7 +338,7 @@ class Session:
 
         Args:
             photos: the batch.
-            pixels: what the model sees of it, uint8 (B, 3, S, S).
+            pixels: what the model sees of it, (B, C, H, W).
             wanted: for each list of explanations, the index of a class, or of one of the `texts`, in each image; `None`
                 for that with the highest score, of classes other than `against`.
             against: indices of classes, or texts.
@@ -363,12 +396,12 @@ class Session:
             with self.computing():
                 return prepare(image[None]).scores([text])[0]
 
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"quantity": "value"} if self.target.score == "value" else {}
         if texts is not None:
             quantity = "similarity" if self.text_head.normalise else "score"
             settings = {"quantity": quantity, "score_of": compute_score}
         return Explanation(
-            image,
+            self.pixels.draw_seen(image),
             photo.name,
             scores.clone(),
             self.names if texts is None else texts,
@@ -379,7 +412,7 @@ class Session:
             top if texts is None else len(texts),
             compute_heatmap,
             file=photo.file,
-            photo=photo.decode,
+            photo=lambda: self.pixels.draw(photo.decode(self.pixels)),
             box=photo.box,
             against=tuple(against),
             signed=getattr(self.explainer, "signed", None),

@@ -15,12 +15,13 @@ from explainers.evaluation.sweep import PROBES, Order, Probe, Probes, Sweep, ran
 from explainers.masking import PatchGrid, Removal, level_sizes
 from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metrics
 from explainers.metrics.cost import NUMBERS, Cost, ExplainerStatistics, Passes
-from explainers.metrics.curves import Curve, find_needed_sides
+from explainers.metrics.curves import CURVES, Curve, find_needed_sides
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
 from explainers.metrics.means import Accuracy, Metric, PerImage, collect_scores, numbers
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.models import TargetModel
 from explainers.models.inputs import check_labels
+from explainers.models.scores import check_probabilities
 from explainers.results.reading import ImageScores
 from explainers.runtime.modes import finest_dtype
 
@@ -95,7 +96,7 @@ class Evaluation:
 
     def metrics(self) -> dict[str, Any]:
         """New metrics of one explainer."""
-        patches = self.grid if self.order == "patches" else PatchGrid(self.grid.image_size, 1)
+        patches = self.grid if self.order == "patches" else PatchGrid(self.grid.size, 1)
         of_sweep = patches.num_patches, self.curves, self.levels, self.empty
         curves = {
             f"curves_{removal}": PerturbationCurves(*of_sweep, removal if position else "", self.until)
@@ -111,8 +112,8 @@ class Evaluation:
         """The settings that numbers of one name depend on; results are comparable only if all of these are equal."""
         compared: dict[str, Any] = {} if self.reference is None else {"reference": self.reference}
         return {
-            "image_size": self.grid.image_size,
-            "patches_per_side": self.grid.side,
+            "image_size": list(self.grid.size),
+            "patches": list(self.grid.shape),
             "removals": list(self.removals),
             "order": self.order,
             "levels": self.levels,
@@ -157,7 +158,7 @@ class Measurement(nn.Module):
         measured: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        check_target(target, settings.grid)
+        check_target(target, settings.grid, settings.curves)
         if settings.reference is not None and settings.reference not in explainers:
             raise InputError(
                 f"expected reference to be one of the explainers {', '.join(explainers)}, got {settings.reference}: add"
@@ -216,8 +217,8 @@ class Measurement(nn.Module):
                 scores = rank_patches(explained[name], sweep.order)
                 outputs = sweep(normalised, scores, batch["index"], classes, batch["label"], ends)
                 metrics[f"curves_{sweep.removal}"].update(outputs)
-        probabilities = logits.softmax(-1).gather(-1, classes[:, None])[:, 0]
-        given = {**batch, "normalised": normalised, "classes": classes, "probabilities": probabilities}
+        scores = self.target.scores(logits).gather(-1, classes[:, None])[:, 0]
+        given = {**batch, "normalised": normalised, "classes": classes, "scores": scores}
         subsets = self.probes.subsets(given)
         for name, metrics in self._metrics():
             self.probes.update(metrics, self.explainers[name], explained[name].heatmaps, given, subsets)
@@ -272,19 +273,22 @@ class Measurement(nn.Module):
         return results, ImageScores(index.long().cpu(), scores)
 
 
-def check_target(target: TargetModel, grid: PatchGrid) -> None:
-    """Raise an InputError for a grid of another model, or a single class, whose probability is always 1."""
+def check_target(target: TargetModel, grid: PatchGrid, curves: Sequence[Curve] = ()) -> None:
+    """Raise an InputError for a grid of another model, curves of classes for a model of values, or a single class."""
     target.check_grid(grid)
-    if target.num_classes < 2:
+    for name in curves:
+        if CURVES[name].quantity not in ("probability", "logit"):
+            check_probabilities(target, f"curves={name}", "leave it out, or take deletion or insertion")
+    if target.num_classes < 2 and target.score == "softmax":
         raise InputError(
             f"expected a target with 2 classes or more, got {target.num_classes}: the probability of a single class is"
-            " always 1; give a head of several classes"
+            " always 1; give a head of several classes, or score=sigmoid or value"
         )
 
 
 def check_heatmaps(explainer: str, heatmaps: Tensor, images: Tensor, grid: PatchGrid) -> None:
     """Raise an InputError that names the explainer unless its heatmaps are finite and have a score for every patch."""
-    expected = (len(images), grid.side, grid.side)
+    expected = (len(images), *grid.shape)
     if heatmaps.shape != expected:
         raise InputError(
             f"expected heatmaps of shape {list(expected)} from {explainer}, got {list(heatmaps.shape)}: give it the"

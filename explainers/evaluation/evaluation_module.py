@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from lightning import LightningModule
 from torch import Tensor
 
@@ -40,8 +39,6 @@ class EvaluationModule(LightningModule):
         self.results: dict[str, dict[str, Any]] = {}
         self.scores: ImageScores | None = None
         self.measured: dict[str, Any] = {}
-        self.logit_of: list[int] = []
-        """The logit of each label of the data set, see `match_classes`; empty where they are the same."""
         self.batches = 0
         """Number of batches that this process has measured; a batch of an earlier number is skipped."""
 
@@ -53,12 +50,6 @@ class EvaluationModule(LightningModule):
     def identity(self) -> dict[str, Any]:
         """Identity of target and settings; after the test also `images`, `precision` and, with labels, `accuracy`."""
         return self.target.identity() | self.settings.identity() | self.measured
-
-    def on_after_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
-        """Replace labels by their logits; -1, an image without a label, stays."""
-        if not self.logit_of:
-            return batch
-        return batch | {"label": torch.tensor([*self.logit_of, -1]).to(batch["label"])[batch["label"]]}
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any] | None:
         if batch_idx < self.batches:

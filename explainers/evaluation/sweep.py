@@ -27,18 +27,18 @@ def rank_patches(explanation: Details, order: Order) -> Tensor:
     return explanation.heatmaps if order != "saliency" or explanation.pixels is None else explanation.pixels
 
 
-def bilinear(heatmaps: Tensor, size: int) -> Tensor:
-    """Scale heatmaps (B, P, P) up to pixels (B, size, size) by bilinear interpolation.
+def bilinear(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Scale heatmaps (B, rows, columns) up to pixels (B, H, W), `size`, by bilinear interpolation.
 
     Pixels between patches of equal scores get exactly this score, so they stay ties and are removed in random order.
     The rounded weights of `F.interpolate` would order them.
 
-    >>> bilinear(torch.tensor([[[0.0, 8.0], [0.0, 8.0]]]), size=4)[0, :2].tolist()
+    >>> bilinear(torch.tensor([[[0.0, 8.0], [0.0, 8.0]]]), size=(4, 4))[0, :2].tolist()
     [[0.0, 2.0, 6.0, 8.0], [0.0, 2.0, 6.0, 8.0]]
     """
-    for dim in (1, 2):
+    for dim, pixels in enumerate(size, 1):
         side = heatmaps.shape[dim]
-        position = ((torch.arange(size, dtype=torch.double) + 0.5) * side / size - 0.5).clamp(0, side - 1)
+        position = ((torch.arange(pixels, dtype=torch.double) + 0.5) * side / pixels - 0.5).clamp(0, side - 1)
         low = position.long()
         weight = (position - low).to(heatmaps).view(-1, 1) if dim == 1 else (position - low).to(heatmaps)
         low, high = (each.to(heatmaps.device) for each in (low, (low + 1).clamp(max=side - 1)))
@@ -85,7 +85,7 @@ class Sweep:
         self.levels = levels
         self.order = order
         self.chunk_size = chunk_size
-        self.grid = grid if order == "patches" else PatchGrid(grid.image_size, patch_size=1)
+        self.grid = grid if order == "patches" else PatchGrid(grid.size, patch_size=1)
         self.patches = grid
         self.sides = sides
         self.until = until
@@ -119,10 +119,10 @@ class Sweep:
             whole: logits of the images and of an empty one, (B, 2, K).
         """
         scores = heatmaps.float()
-        if self.order != "patches" and scores.shape[-1] != self.grid.image_size:
-            scores = bilinear(scores, self.grid.image_size)
+        if self.order != "patches" and scores.shape[1:] != self.grid.size:
+            scores = bilinear(scores, self.grid.size)
         order = importance_order(scores.flatten(1), index)
-        settings = self.levels, labels, whole, self.sides, self.until
+        settings = self.levels, labels, whole, self.sides, self.until, self.target.score
         return perturbation_sweep(lambda keep: self.logits(normalised, keep), order, classes, *settings)
 
 
@@ -145,7 +145,7 @@ class Probes:
     """Measures explainers by further masked images, by noise in the image, and by a target with random weights.
 
     A batch is `given` as in `Measurement.update`, and has the images `normalised` for the target, the explained
-    `classes` and their `probabilities`.
+    `classes` and their `scores`.
 
     Args:
         names: what to measure.
@@ -212,8 +212,8 @@ class Probes:
                 metrics["randomisation"].update(heatmaps, explainer(given["image"], given["classes"]))
 
     def _drops(self, given: Mapping[str, Tensor], keep: Tensor) -> Tensor:
-        """Drops of the probability of the class under masks (B, M, N): (B, M)."""
+        """Drops of the score of the class, such as its probability, under masks (B, M, N): (B, M)."""
         with torch.no_grad():
-            probabilities = self.sweep.logits(given["normalised"], keep).softmax(-1)  # (B, M, K)
+            scores = self.sweep.target.scores(self.sweep.logits(given["normalised"], keep))  # (B, M, K)
         classes = given["classes"][:, None, None].expand(-1, keep.shape[1], 1)
-        return given["probabilities"][:, None] - probabilities.gather(-1, classes).squeeze(-1)
+        return given["scores"][:, None] - scores.gather(-1, classes).squeeze(-1)

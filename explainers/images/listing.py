@@ -23,15 +23,19 @@ def endings() -> frozenset[str]:
     return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in readable)
 
 
-def list_images(roots: Sequence[Path]) -> list[list[Path]]:
+def list_images(roots: Sequence[Path], arrays: frozenset[str] = frozenset()) -> list[list[Path]]:
     """List all images below each folder, sorted by folder, then by name; a root that is a file is its only image.
+
+    Files with the endings `arrays` are listed, too.
 
     Warnings count and name what is left out: files that are not decoded, links that lead nowhere, pipes, sockets
     and devices, and folders that cannot be read. Hidden files are left out too (macOS writes ._image1.png). Links are
     followed, but each real folder is visited once, and no folder that contains the root.
     """
     listed = [list_files(root) if root.is_dir() else ([root], []) for root in roots]
-    others = {path for files, _ in listed for path in files if path.suffix.lower() not in endings()} - set(roots)
+    others = {path for files, _ in listed for path in files if path.suffix.lower() not in endings() | arrays} - set(
+        roots
+    )
     heif = any(path.suffix.lower() in (".heic", ".heif") for path in others)
     advice = "; for .heic, pip install pillow-heif" if heif else ""
     unreadable = [path for _, paths in listed for path in paths]

@@ -50,8 +50,7 @@ class ImageTransform:
     def from_timm(cls, config: Mapping[str, Any], size: tuple[int, int]) -> "ImageTransform":
         """Make the transform of a data config of timm, which `timm.data.resolve_model_data_config` returns."""
         fill = tuple(round(255 * value) for value in config["mean"])
-        mode = config.get("crop_mode") or "center"
-        return cls(size, mode, config["crop_pct"], config["interpolation"], fill)
+        return cls(size, config["crop_mode"], config["crop_pct"], config["interpolation"], fill)
 
     def __call__(self, photo: Image.Image) -> Tensor:
         """Return what the model sees of an upright photo of C channels: uint8 (C, H, W)."""

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from explainers import Explainer, VectorExplainer
 from explainers.errors import InputError, check_positive, checks_choices
+from explainers.masking import map_shape
 from explainers.models.functionals import Length, cosine_functionals
 
 CHUNK = 64  # number of functionals that a method explains at once
@@ -25,25 +26,23 @@ class Likeness:
             pairs sum to the similarity.
         rest: what the explainer attributes to no patch of the first image, and of the second, (B, 2). The patches share
             it equally.
-        side: P of the first image.
-        second_side: P of the second image.
+        shape: rows and columns of patches, of both images.
     """
 
     similarity: Tensor
     pairs: Tensor
     rest: Tensor
-    side: int
-    second_side: int
+    shape: tuple[int, int]
 
     @property
     def of_first(self) -> Tensor:
         """What each patch of the first image contributes with all of the second: heatmaps (B, P, P)."""
-        return self.pairs.sum(2).unflatten(1, (self.side, -1))
+        return self.pairs.sum(2).unflatten(1, self.shape)
 
     @property
     def of_second(self) -> Tensor:
         """What each patch of the second image contributes with all of the first: heatmaps (B, P, P)."""
-        return self.pairs.sum(1).unflatten(1, (self.second_side, -1))
+        return self.pairs.sum(1).unflatten(1, self.shape)
 
     def strongest(self, count: int = 5, apart: int = 0) -> Tensor:
         """At most `count` pairs (z, w) with the largest products, the largest first, (B, count, 2).
@@ -56,8 +55,8 @@ class Likeness:
             best = left.flatten(1).argmax(1)
             pair = torch.stack([best // left.shape[2], best % left.shape[2]], 1)
             found.append(pair)
-            near_first = _near(pair[:, 0], self.side, apart)
-            near_second = _near(pair[:, 1], self.second_side, apart)
+            near_first = _near(pair[:, 0], self.shape, apart)
+            near_second = _near(pair[:, 1], self.shape, apart)
             left = left.masked_fill(near_first[:, :, None] | near_second[:, None], -torch.inf)
         return torch.stack(found, 1)
 
@@ -84,13 +83,15 @@ def likeness(
     """
     if len(first) != len(second):
         raise InputError(f"expected pairs of images, got {len(first)} and {len(second)}: give one for each")
-    return likeness_of_vectors(
-        vectors_of(explainer, first, chunk_size), vectors_of(explainer, second, chunk_size), centre
-    )
+    (vectors, embeddings), other = (vectors_of(explainer, images, chunk_size) for images in (first, second))
+    return likeness_of_vectors((vectors, embeddings), other, map_shape(vectors.shape[1], first.shape[-2:]), centre)
 
 
 def likeness_of_vectors(
-    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], centre: Tensor | None = None
+    first: tuple[Tensor, Tensor],
+    second: tuple[Tensor, Tensor],
+    shape: tuple[int, int],
+    centre: Tensor | None = None,
 ) -> Likeness:
     """Explain the similarity of pairs of images by the vectors c_z of their patches.
 
@@ -101,6 +102,7 @@ def likeness_of_vectors(
     Args:
         first: what `vectors_of` returns for B images.
         second: the same for B other images; or for one, with which all are compared.
+        shape: rows and columns of patches.
         centre: m, (D,), see `subtract_centre`; `None` for 0.
     """
     vectors, embeddings = first
@@ -113,8 +115,7 @@ def likeness_of_vectors(
         (other_vectors.sum(1) * own).sum(-1) / size,
     ]
     pairs = _whole(vectors, own) @ _whole(other_vectors, others).mT / size[:, None, None]
-    sides = [round(each.shape[1] ** 0.5) for each in (vectors, other_vectors)]
-    return Likeness(similarity, pairs, similarity[:, None] - torch.stack(explained, 1), *sides)
+    return Likeness(similarity, pairs, similarity[:, None] - torch.stack(explained, 1), shape)
 
 
 def vectors_of(explainer: Explainer, images: Tensor, chunk_size: int = CHUNK) -> tuple[Tensor, Tensor]:
@@ -160,11 +161,12 @@ def _whole(vectors: Tensor, embeddings: Tensor) -> Tensor:
     return vectors + ((embeddings - vectors.sum(1)) / vectors.shape[1])[:, None]
 
 
-def _near(patches: Tensor, side: int, apart: int) -> Tensor:
-    """Which patches of P · P are within `apart` rows and columns of one of them, for each image: boolean (B, N)."""
-    places = torch.arange(side * side, device=patches.device)
-    rows = (places // side - patches[:, None] // side).abs()
-    columns = (places % side - patches[:, None] % side).abs()
+def _near(patches: Tensor, shape: tuple[int, int], apart: int) -> Tensor:
+    """Which patches of a grid are within `apart` rows and columns of one of them, for each image: boolean (B, N)."""
+    across = shape[1]
+    places = torch.arange(shape[0] * across, device=patches.device)
+    rows = (places // across - patches[:, None] // across).abs()
+    columns = (places % across - patches[:, None] % across).abs()
     return (rows <= apart) & (columns <= apart)
 
 

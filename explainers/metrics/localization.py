@@ -50,10 +50,12 @@ def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
     [1.0, 0.5]
     """
     check_truth(heatmaps, truth)
-    scores, side = heatmaps.flatten(1), heatmaps.shape[-1]
+    scores = heatmaps.flatten(1)
     peaks = scores == scores.amax(1, keepdim=True)
-    patches = torch.arange(side, device=truth.device)
-    rows, columns = ((2 * patches + 1) * size // (2 * side) for size in truth.shape[1:])
+    rows, columns = (
+        (2 * torch.arange(patches, device=truth.device) + 1) * size // (2 * patches)
+        for patches, size in zip(heatmaps.shape[1:], truth.shape[1:], strict=True)
+    )
     on_object = truth[:, rows][:, :, columns].flatten(1)  # (B, N)
     return _drop_missing((peaks & on_object).sum(1) / peaks.sum(1), truth)
 
@@ -74,13 +76,13 @@ def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
     [0.8333...]
     """
     check_truth(heatmaps, truth)
-    side = heatmaps.shape[-1]
-    if any(size % side for size in truth.shape[1:]):
+    rows, columns = heatmaps.shape[1:]
+    if truth.shape[1] % rows or truth.shape[2] % columns:
         raise InputError(
-            f"expected truth whose height and width are multiples of the {side} patches per side, got"
+            f"expected truth whose height and width are multiples of the {rows} × {columns} patches, got"
             f" {list(truth.shape[1:])} pixels: crop or resize truth like the images"
         )
-    patches = truth.unflatten(1, (side, -1)).unflatten(-1, (side, -1))  # (B, P, rows, P, columns)
+    patches = truth.unflatten(1, (rows, -1)).unflatten(-1, (columns, -1))  # (B, rows, height, columns, width)
     return _average_precision(heatmaps.flatten(1), patches.sum((2, 4)).flatten(1), patches[0, 0, :, 0].numel())
 
 

@@ -9,6 +9,7 @@ from explainers.errors import InputError, checks_choices
 from explainers.masking import level_sizes, select_most_important
 from explainers.metrics.curves import CURVES, QUANTITIES, TOP, Curve
 from explainers.metrics.means import PerImage, moments
+from explainers.models.scores import Score, log_probabilities, scale_logits
 from explainers.sampling import random_patches
 
 TIES = 0x7E5  # seed of the order of patches with equal scores
@@ -44,6 +45,7 @@ def perturbation_sweep(
     ends: Tensor | None = None,
     sides: tuple[bool, bool] = (True, True),
     until: float = 1.0,
+    score: Score = "softmax",
 ) -> Tensor:
     """Compute the target's outputs without S* (removed), and with S* only (preserved), at Q levels of sparsity.
 
@@ -60,6 +62,7 @@ def perturbation_sweep(
             computed are 0, except for the whole and the empty image.
         until: the largest sparsity, at most 1; below 1, the whole image is the first level of the removed side alone,
             and the empty one that of the preserved side.
+        score: what the logits mean; the quantity `probability` of a `value` is the value, `log_probability` NaN.
 
     Returns:
         float64, (B, 6, 2, Q): the six `QUANTITIES`, removed and preserved, levels. Those of `TOP` are NaN without a
@@ -79,10 +82,9 @@ def perturbation_sweep(
     parts = [ends, predict(torch.cat(masks, 1))] if inner and masks else [ends]
     logits = torch.cat(parts, 1).double()  # (B, M, K)
     of_class = classes[:, None, None].expand(-1, logits.shape[1], 1)
-    log_probability = logits.log_softmax(-1).gather(-1, of_class).squeeze(-1)
-    logit = logits.gather(-1, of_class).squeeze(-1)
-    correct = _correct(logits, labels)
-    outputs = torch.stack([log_probability.exp(), log_probability, logit, *correct], 1)  # (B, 6, M)
+    kinds = scale_logits(logits, score), log_probabilities(logits, score), logits
+    of_classes = [kind.gather(-1, of_class).squeeze(-1) for kind in kinds]
+    outputs = torch.stack([*of_classes, *_correct(logits, labels)], 1)  # (B, 6, M)
     whole, empty, *computed = outputs.split([1, 1, *[inner] * len(masks)], -1)
     left_out = torch.zeros_like(whole).expand(-1, -1, inner)
     removed, preserved = (computed.pop(0) if needed else left_out for needed in sides)

@@ -2,22 +2,26 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 import explainers.models.huggingface as huggingface
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
+from explainers.masking import ImageSize, read_size
+from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
-from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
-from explainers.models.model import TargetModel
+from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, map_to_timm, state_statistics
+from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names, read_names
+from explainers.models.outputs import OutputReader, TargetFunction
 from explainers.models.plain import check_stated, plain_target
 from explainers.models.preprocessing import read_processor
+from explainers.models.scores import Score
 from explainers.models.wrappers import take_off_wrappers
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 
@@ -30,9 +34,11 @@ def as_target(
     *,
     mean: Statistics = None,
     std: Statistics = None,
-    image_size: int | None = None,
+    image_size: ImageSize | None = None,
     classes: Sequence[str] | str | Path = (),
     processor: Any = None,
+    score: Score | None = None,
+    target: TargetFunction | None = None,
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
 
@@ -40,60 +46,74 @@ def as_target(
     outputs, which is checked. One line on stderr says what became of such a model, and its normalisation.
 
     Args:
-        model: the name of a timm model, a timm module, a `TargetModel`, which is returned as it is, a model of
-            torchvision or transformers, or any module that maps normalised images (B, 3, S, S) to logits (B, K).
+        model: the name of a timm model, a timm module, a `TargetModel`, which is returned as it is, or as a copy for
+            another `image_size`, a model of torchvision or transformers, or any module that maps normalised images
+            (B, C, H, W) to logits (B, K). Further inputs are fixed by `functools.partial(module, name=...)`.
         weights: file of the weights of a timm name; or the entry of torchvision's enumeration with which a model of
             torchvision was built, such as `ResNet50_Weights.DEFAULT`, which states normalisation and class names.
         mean: mean of normalised pixels from 0 to 1, one for all channels or one for each; `None` takes the model's own,
             for torchvision that of ImageNet, for transformers that of the family's usual image processor.
         std: their standard deviation, likewise.
-        image_size: height and width of the images in pixels; `None` takes the model's own, 224 for CNNs of torchvision.
+        image_size: height and width of the images in pixels, or one number for both; a transformer interpolates its
+            positions. `None` takes the model's own, 224 for CNNs of torchvision.
         classes: names of the classes, in the order of the logits, or a file of them, see `read_names`; empty for those
             that the model names.
         processor: what prepared the photos of its training: an image processor of transformers, or torchvision's
             `weights.transforms()`; mean, std and image_size follow from it. `None` takes that of timm's config, of the
             entry `weights`, or the usual one of the family.
+        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `TargetModel`; `None` takes what the config
+            of transformers says, else `softmax`.
+        target: function of what the module returns for B images → the number of each image that is explained, (B,),
+            such as `lambda output: output["out"][:, 3, 40:80, 60:90].mean((1, 2))` of a segmentation.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
+    size = None if image_size is None else read_size(image_size)
     if isinstance(model, TargetModel):
-        if not classes and all(each is None for each in (weights, mean, std, image_size, processor)):
-            return model
-        raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
+        if not classes and all(each is None for each in (weights, mean, std, processor, score, target)):
+            return model if size is None else _override_settings(model.copied(), size, (), None)
+        raise InputError(
+            "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
+        )
     transform = None
     if processor is not None:
         found = read_processor(processor)
-        transform, image_size = found.transform, image_size or found.transform.size[0]
+        transform, size = found.transform, size or found.transform.size
         mean, std = found.mean if mean is None else mean, found.std if std is None else std
-    if image_size is not None:
-        check_image_size(image_size)
     if isinstance(classes, str | Path):
         classes = read_names(classes)
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
-    elif not isinstance(model, nn.Module):
+    if target is not None or isinstance(model, partial) and isinstance(model.func, nn.Module):
+        return _read_output(model, weights, target, (mean, std, size, classes, transform, score))
+    if not isinstance(model, nn.Module):
         raise InputError(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a name"
             " such as vit_tiny_patch16_224, or a TargetModel"
         )
     model = take_off_wrappers(model)
-    library = find_library(model)
+    library, count = find_library(model), count_channels(model)
     if library is not None and not hasattr(model, "timm_model"):
-        inputs = library.find_inputs(model, weights, image_size).override(mean, std, classes, transform)
+        inputs = library.find_inputs(model, weights, size).override(mean, std, classes, count, transform, score)
         return _convert(model, library.plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
+    if is_clip(model):
+        inputs = find_inputs(find_tower(model), size).override(mean, std, (), count, transform)
+        return _override_settings(_convert_clip(find_tower(model), inputs), None, classes, inputs.transform)
     if library is not None:
-        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, transform)
+        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, count, transform, score)
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
-        transform = inputs.transform
+        transform, score = inputs.transform, inputs.score
     if is_of_timm(model):
-        stated = read_inputs(model).override(mean, std, ())
+        stated = read_inputs(model).override(mean, std, (), count)
         check_stated(model, mean=stated.mean, std=stated.std)
-        return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes, transform)
-    inputs = Inputs(image_size, None, None, "as given", transform=transform)
-    return _search(model, inputs.override(mean, std, classes))
+        of_timm = TargetModel(state_statistics(model, mean, std), score=score).float().eval()
+        return _override_settings(of_timm, size, classes, transform)
+    count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
+    given = Inputs(size, None, None, "as given").override(mean, std, classes, count, transform, score)
+    return _search(model, given)
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -107,23 +127,32 @@ def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs
     return target
 
 
+def _convert_clip(tower: nn.Module, inputs: Inputs) -> TargetModel:
+    """Convert the image tower of CLIP, and say what became of it in one line."""
+    target, became = clip_target(tower, inputs)
+    print(f"the image tower {type(tower).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
+    return target
+
+
 def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
     """Make a target of the largest known backbone inside of a module, or of the module as it is; a line says which."""
     name, backbones = type(model).__name__, find_backbones(model)
     reasons = [reason] if reason else []
     for inside in backbones:
         try:
-            target, said = take_apart(model, inside, inputs.mean, inputs.std, inputs.image_size)
+            target, said = take_apart(model, inside, inputs.mean, inputs.std, inputs.size, inputs.score)
         except Unmapped as error:
             reasons.append(
                 f"{inside} inside ({type(model.get_submodule(inside)).__name__}) is not followed by a head: {error}"
             )
             continue
         print(f"{name}: {said}", file=sys.stderr, flush=True)
-        return _override_settings(target, None, None, None, inputs.classes, inputs.transform)
+        return _override_settings(target, None, inputs.classes, inputs.transform)
     if backbones:
-        own = read_inputs(model.get_submodule(backbones[0]), inputs.image_size)
-        inputs = own.override(inputs.mean, inputs.std, inputs.classes, inputs.transform)
+        own = read_inputs(model.get_submodule(backbones[0]), inputs.size)
+        inputs = own.override(
+            inputs.mean, inputs.std, inputs.classes, count_channels(model), inputs.transform, inputs.score
+        )
     if reasons:
         by_hand = "; if you know its head, give TargetModel(backbone, head=head)" if backbones else ""
         print(
@@ -132,42 +161,58 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
             file=sys.stderr,
             flush=True,
         )
-    return plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes, inputs.transform)
+    return _take_whole(model, inputs)
+
+
+def _take_whole(model: nn.Module, inputs: Inputs) -> TargetModel:
+    """Explain a module as it is."""
+    settings = inputs.size, inputs.classes, inputs.transform, inputs.score
+    return plain_target(model, inputs.mean, inputs.std, *settings)
+
+
+def _read_output(model: Any, weights: Any, function: TargetFunction | None, settings: tuple[Any, ...]) -> TargetModel:
+    """Explain what a function reads of a module's output, or the output of one whose further inputs are fixed."""
+    mean, std, size, classes, transform, score = settings
+    module: Any = model.func if isinstance(model, partial) else model
+    library = find_library(module)
+    if library is not None:
+        inputs = library.find_inputs(module, weights, size)
+    elif is_of_timm(module):
+        inputs = read_inputs(module, size)
+    else:
+        inputs = Inputs(size, None, None, "")
+    count = count_channels(module)
+    inputs = inputs.override(mean, std, classes, count, transform, score if function is None else "value")
+    print(f"{type(module).__name__} stays as it is; {inputs}", file=sys.stderr, flush=True)
+    return _take_whole(OutputReader(model, function), inputs)
 
 
 def _override_settings(
-    target: TargetModel,
-    mean: Statistics,
-    std: Statistics,
-    image_size: int | None,
-    classes: Sequence[str],
-    transform: ImageTransform | None,
+    target: TargetModel, size: tuple[int, int] | None, classes: Sequence[str], transform: ImageTransform | None
 ) -> TargetModel:
     """Give a target, which is changed in place, other settings than its own; see `as_target`."""
-    config = dict(target.backbone.pretrained_cfg)  # a copy; timm reads the settings of a model from it
-    for name, given in (("mean", mean), ("std", std)):
-        if given is not None:
-            values = channels(name, given, len(getattr(target, name)))
-            config[name] = tuple(values)
-            getattr(target, name).copy_(torch.tensor(values)[:, None, None])
     if transform is not None:
-        config["transform"] = transform
-    target.backbone.pretrained_cfg = config
-    if image_size is not None:
-        _resize(target, image_size)
+        target.backbone.pretrained_cfg = {**target.backbone.pretrained_cfg, "transform": transform}
+    if size is not None:
+        _resize(target, size)
     if classes:
         target.classes = list_names(classes, target.num_classes)
     return target
 
 
-def _resize(target: TargetModel, image_size: int) -> None:
+def _resize(target: TargetModel, size: tuple[int, int]) -> None:
     """Change the size of the images that a target takes; a transformer interpolates its positions."""
     backbone = target.backbone
     try:
         if hasattr(backbone, "set_input_size"):
-            backbone.set_input_size(img_size=(image_size, image_size))
-        backbone.pretrained_cfg["input_size"] = (len(target.mean), image_size, image_size)
+            backbone.set_input_size(img_size=size)
+        backbone.pretrained_cfg["input_size"] = (len(target.mean), *size)
         target.check_grid(target.grid)
+        embed = getattr(backbone, "patch_embed", None)
+        if (own := getattr(embed, "img_size", None)) not in (None, size):
+            raise ValueError(f"it takes {own[0]} × {own[1]} pixels alone")
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"expected image_size that {target.name} can take, got {image_size}: {reason}") from error
+        raise InputError(
+            f"expected image_size that {target.name} can take, got {size[0]} × {size[1]}: {reason}"
+        ) from error

@@ -25,24 +25,24 @@ def is_model(module: nn.Module) -> bool:
     return type(module).__name__ == "DinoVisionTransformer"
 
 
-def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
+def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = None) -> Inputs:
     """Return the images that a model takes: by default those of its positions, of 518 pixels for the hub's models."""
     if weights is not None:
         raise InputError("weights= is for the name of a timm model, and this DINOv2 has its own: drop weights")
-    size = image_size or isqrt(model.pos_embed.shape[1] - 1) * model.patch_size
-    return Inputs(size, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, "ImageNet's, as DINOv2's")
+    side = isqrt(model.pos_embed.shape[1] - 1) * model.patch_size
+    return Inputs(size or (side, side), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, "ImageNet's, as DINOv2's")
 
 
 def plan(model: Any, inputs: Inputs) -> Plan:
     """Plan how a model becomes a model of timm, with the positions that it interpolates for the size of the images."""
-    size = inputs.image_size or 0
+    height, width = inputs.size or (0, 0)
     try:
         named = rename_weights(model.state_dict(), NAMES)
-        patches = (size // model.patch_size) ** 2
+        patches = (height // model.patch_size) * (width // model.patch_size)
         tokens = model.pos_embed.new_zeros(1, 1 + patches, model.embed_dim)
-        named["pos_embed"] = model.interpolate_pos_encoding(tokens, size, size).detach()
+        named["pos_embed"] = model.interpolate_pos_encoding(tokens, width, height).detach()
         sizes: dict[str, Any] = {
-            "img_size": size,
+            "img_size": (height, width),
             "patch_size": model.patch_size,
             "embed_dim": model.embed_dim,
             "depth": model.n_blocks,

@@ -68,19 +68,18 @@ def _build(name: str, file: Path | str, overlay: dict[str, Any]) -> nn.Module:
     settings = {"num_classes": overlay["num_classes"]} if overlay else {}
     overlay = {"source": "", "custom_load": False} | overlay if overlay else {}
     try:
-        model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **settings)
+        model: Any = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **settings)
     except Exception as error:  # timm converts foreign formats, and fails in many ways on those it does not know
         raise InputError(
             f"expected weights of {name} in {file}, got others: {difference(error)}; name the model that they belong"
             " to, or give another file"
         ) from error
     model.pretrained_cfg.pop("state_dict", None)
-    return model.eval()
+    built: nn.Module = model.eval()
+    return built
 
 
-def create_model(
-    model_name: str, pretrained: bool = False, checkpoint_path: str | None = None, **settings: Any
-) -> nn.Module:
+def create_model(model_name: str, pretrained: bool = False, checkpoint_path: str = "", **settings: Any) -> nn.Module:
     """Build a model by the arguments of `timm.create_model`, but without a connection for weights in the cache.
 
     A checkpoint may be one of Lightning, or one whose names have a prefix, see `strip_prefix`.
@@ -275,4 +274,4 @@ def load_target(target: TargetModel, path: str | Path) -> TargetModel:
             f"expected weights of {target.name} for {target.num_classes} classes in {path}, got others: "
             f"{str(error).splitlines()[-1].strip()}"
         ) from error
-    return TargetModel(model).eval()
+    return TargetModel(model, score=target.score).eval()

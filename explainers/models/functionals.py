@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
 from explainers.models.heads import ProjectedHead
+from explainers.models.scores import Score
 
 Length = Literal["constant", "variable"]
 """Whether a cosine is explained for a constant length of the embedding, or also by what changes the length."""
@@ -81,6 +82,15 @@ def score_functionals(
         top = logits.argmax(-1)
         others[torch.arange(len(others)), top] = _mean_alternatives(rows, logits / temperature, top)
     return wanted - others
+
+
+def choose_temperature(score: Score, temperature: float | None) -> float | None:
+    """The temperature for `score_functionals` of a model's classes, which compete in a `softmax` alone.
+
+    >>> choose_temperature("softmax", 2.0), choose_temperature("sigmoid", 2.0)
+    (2.0, None)
+    """
+    return temperature if score == "softmax" else None
 
 
 def head_functionals(

@@ -43,11 +43,32 @@ class NoHead(nn.Module):
         )
 
 
-def split_single_logit(head: nn.Module) -> nn.Module:
+def has_single_logit(head: nn.Module) -> bool:
+    """Whether a head is linear with a single output."""
+    if isinstance(head, DistilledHead):
+        return has_single_logit(head.head)
+    return isinstance(head, nn.Linear) and head.out_features == 1
+
+
+class TextProjection(nn.Linear):
+    """Projects embeddings of images (..., D) to those of texts, (..., D'): its outputs are no classes.
+
+    Args:
+        weight: (D', D).
+        bias: (D',); `None` for zeros.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0])
+        zeros = torch.zeros(len(weight))
+        self.load_state_dict({"weight": weight.float(), "bias": zeros if bias is None else bias.float()})
+
+
+def split_single_logit(head: Any) -> nn.Module:
     """Convert a linear head of a single logit z, whose probability is sigmoid(z), to the head of two logits ∓ z / 2.
 
     Their softmax is (1 − sigmoid(z), sigmoid(z)), so their cross entropy is the binary cross entropy of z. The
-    attributions of class 0 are those of class 1 with the other sign. Other heads are returned as they are.
+    attributions of class 0 are those of class 1 with the other sign.
 
     >>> sigmoid = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.constant_(sigmoid.weight, 4.0)
@@ -56,8 +77,6 @@ def split_single_logit(head: nn.Module) -> nn.Module:
     """
     if isinstance(head, DistilledHead):
         return DistilledHead(split_single_logit(head.head), split_single_logit(head.head_dist))
-    if not isinstance(head, nn.Linear) or head.out_features != 1:
-        return head
     linear = nn.Linear(head.in_features, 2, head.bias is not None, device=head.weight.device)
     linear.load_state_dict({name: torch.cat([-one, one]) / 2 for name, one in head.state_dict().items()})
     return linear.to(head.weight.dtype).requires_grad_(head.weight.requires_grad)
@@ -106,6 +125,19 @@ def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
     head = nn.Linear(width, classes)
     head.load_state_dict(weights)
     return head, identity
+
+
+def check_no_probabilities(head: nn.Module, embed_dim: int) -> None:
+    """Raise an InputError for a head of several layers whose outputs stay in [0, 1] for embeddings of any size."""
+    embeddings = torch.randn(4, embed_dim, generator=torch.Generator().manual_seed(0))
+    weight = next(head.parameters(), embeddings)
+    with torch.no_grad():
+        outputs = head(1e3 * embeddings.to(weight))
+    if ((outputs >= 0) & (outputs <= 1)).all() and (outputs != outputs[:1]).any():
+        raise InputError(
+            "head= gives probabilities, but logits are explained: leave out its last softmax or sigmoid; for a sigmoid"
+            " then give score=sigmoid"
+        )
 
 
 def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[str]) -> Path:

@@ -5,7 +5,7 @@ Nothing here imports transformers: a model that is handed in brings what is read
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import isqrt
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
+from explainers.masking import read_size
 from explainers.models.heads import DistilledHead
 from explainers.models.huggingface_stages import map_convnext, map_hiera, map_resnet
 from explainers.models.mapping import (
@@ -32,9 +33,17 @@ from explainers.models.mapping import (
     linear_part,
     rename_weights,
 )
+from explainers.models.scores import Score
 
 FIRST_TOKEN = ("vit", "deit")
 """Families whose own pooled output is another than the embedding that their heads read: the class token."""
+
+PROBLEMS: dict[str | None, Score] = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "value",
+}
+"""`problem_type` of a config → what the outputs mean."""
 
 
 def plan(model: Any, inputs: Inputs) -> Plan:
@@ -46,10 +55,10 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     if family not in FAMILIES or "MaskedImageModeling" in name or name.endswith("Backbone"):
         raise Unmapped(f"only models of {', '.join(FAMILIES)} of transformers that classify or embed are converted")
     config = getattr(model.config, "vision_config", model.config)
-    size = inputs.image_size
+    size = inputs.size
     own = find_image_size(config) or size
     if own is None or size is None or config.num_channels != 3:
-        raise Unmapped("its images are not square, or not of three channels")
+        raise Unmapped("the size of its images is not known, or they are not of three channels")
     weights = model.state_dict() if size == own else _resize_positions(model, size, config.patch_size)
     try:
         architecture, arguments, named = FAMILIES[family][0](model, config, weights, size)
@@ -66,7 +75,7 @@ def is_model(module: nn.Module) -> bool:
     return getattr(module, "main_input_name", None) == "pixel_values"
 
 
-def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
+def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = None) -> Inputs:
     """Return the images that a model of transformers takes, as far as its family says it.
 
     An InputError refuses weights, because the model has its own, and a model that embeds texts too.
@@ -79,12 +88,13 @@ def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) 
             f"expected a model of images, got {type(model).__name__}, which embeds texts too: give model.vision_model"
         )
     mean, std = FAMILIES[family][1] if family in FAMILIES else (None, None)
-    size = image_size or find_image_size(getattr(model.config, "vision_config", model.config))
-    size = size or (224 if family == "resnet" else None)  # which has no size of its own
+    size = size or find_image_size(getattr(model.config, "vision_config", model.config))
+    size = size or ((224, 224) if family == "resnet" else None)  # which has no size of its own
     classifies = hasattr(model, "classifier") or hasattr(model, "cls_classifier")
     classes = class_names(model.config) if classifies else []
-    transform = replace(TRANSFORMS.get(family, _SQUASHED), size=(size, size)) if size else None
-    return Inputs(size, mean, std, f"those of the usual image processor of {family}", classes, transform)
+    transform = replace(TRANSFORMS.get(family, _SQUASHED), size=size) if size else None
+    origin = f"those of the usual image processor of {family}"
+    return Inputs(size, mean, std, origin, classes, transform, find_score(model.config))
 
 
 def find_wrapped_inputs(model: Any) -> Inputs:
@@ -95,7 +105,8 @@ def find_wrapped_inputs(model: Any) -> Inputs:
     if stated:
         data = timm.data.resolve_data_config(pretrained_cfg=stated)
         transform = ImageTransform.from_timm(data, data["input_size"][1:])
-    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes, transform)
+    score = find_score(model.config)
+    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes, transform, score)
 
 
 def _find_family(model: Any) -> str:
@@ -104,13 +115,17 @@ def _find_family(model: Any) -> str:
     return parts[2] if len(parts) > 2 else ""
 
 
-def find_image_size(config: Any) -> int | None:
-    """Return the side of a model's images in pixels; None if it is not known, or if they are not square."""
+def find_image_size(config: Any) -> tuple[int, int] | None:
+    """Return height and width of a model's images in pixels; None if they are not known."""
     size = getattr(config, "image_size", None)
     if size is None and hasattr(config, "num_patches"):  # SigLIP 2, which takes other grids, too
         size = isqrt(config.num_patches) * config.patch_size
-    sizes = set(size) if isinstance(size, Sequence) else {size}
-    return sizes.pop() if len(sizes) == 1 else None
+    return None if size is None else read_size(size)
+
+
+def find_score(config: Any) -> Score | None:
+    """Return what a config says of the outputs; None if it says nothing."""
+    return PROBLEMS.get(getattr(config, "problem_type", None))
 
 
 def class_names(config: Any) -> list[str]:
@@ -131,7 +146,7 @@ def _head(model: Any) -> nn.Module | None:
     return linear_part(model.classifier) if hasattr(model, "classifier") else None
 
 
-def _resize_positions(model: Any, image_size: int, patch_size: int) -> Weights:
+def _resize_positions(model: Any, size: tuple[int, int], patch_size: int) -> Weights:
     """Return the weights of a model whose positions (1, T, D) or (T, D) it interpolates for images of another size."""
     weights: Weights = model.state_dict()
     name = next((name for name in weights if re.search(r"position_embeddings?(\.weight)?$", name)), None)
@@ -140,11 +155,11 @@ def _resize_positions(model: Any, image_size: int, patch_size: int) -> Weights:
     part = next((part for part in model.modules() if hasattr(part, "interpolate_pos_encoding")), None)
     if part is None:
         raise Unmapped("it cannot interpolate its positions")
-    own = find_image_size(getattr(model.config, "vision_config", model.config)) or 0
-    prefix = weights[name].shape[-2] - (own // patch_size) ** 2
-    tokens = weights[name].new_zeros(1, prefix + (image_size // patch_size) ** 2, weights[name].shape[-1])
+    own = find_image_size(getattr(model.config, "vision_config", model.config)) or (0, 0)
+    before, after = ((height // patch_size) * (width // patch_size) for height, width in (own, size))
+    tokens = weights[name].new_zeros(1, weights[name].shape[-2] - before + after, weights[name].shape[-1])
     with torch.no_grad():
-        positions = part.interpolate_pos_encoding(tokens, image_size, image_size)
+        positions = part.interpolate_pos_encoding(tokens, *size)
     return {**weights, name: positions.reshape(*weights[name].shape[:-2], *positions.shape[-2:])}
 
 
@@ -233,24 +248,24 @@ IMAGENET = timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD
 CLIP = timm.data.OPENAI_CLIP_MEAN, timm.data.OPENAI_CLIP_STD
 
 
-def _vit(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+def _vit(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     named = _blocks(weights, BLOCKS)
-    return "vit_base_patch16_224", _sizes(config, named, image_size), named
+    return "vit_base_patch16_224", _sizes(config, named, size), named
 
 
-def _deit(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+def _deit(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     distilled = hasattr(model, "distillation_classifier")
     token = "dist_token" if distilled else "reg_token"  # without a head of its own, the token is a register
     named = _blocks(weights, (*BLOCKS, (r"^distillation_token$", token)))
-    sizes = _sizes(config, named, image_size)
+    sizes = _sizes(config, named, size)
     if distilled:
         return "deit_base_distilled_patch16_224", sizes, named
     return "vit_base_patch16_224", sizes | {"reg_tokens": 1}, named
 
 
-def _dinov2(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+def _dinov2(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     named = join_weights(_blocks(weights, BLOCKS), ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
-    sizes = _sizes(config, named, image_size) | {"init_values": 1.0}
+    sizes = _sizes(config, named, size) | {"init_values": 1.0}
     if getattr(config, "use_swiglu_ffn", False):
         sizes |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
     if "reg_token" in named:  # registers have no positions
@@ -259,11 +274,11 @@ def _dinov2(model: Any, config: Any, weights: Weights, image_size: int) -> Mappe
     return "vit_base_patch14_dinov2", sizes, named
 
 
-def _dinov3(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+def _dinov3(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     named = _blocks({name: weight for name, weight in weights.items() if weight.numel()}, DINOV3)
     named = join_weights(named, ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
     named = rename_weights(named, [(r"\.mlp\.up_proj\.", ".mlp.fc1.")])  # without gates
-    sizes = _sizes(config, named, image_size) | {
+    sizes = _sizes(config, named, size) | {
         "mlp_ratio": (config.intermediate_size + 0.5) / config.hidden_size,
         "qkv_bias": "blocks.0.attn.q_bias" in named,
         "swiglu_mlp": config.use_gated_mlp,
@@ -276,23 +291,23 @@ def _dinov3(model: Any, config: Any, weights: Weights, image_size: int) -> Mappe
     return "vit_small_patch16_dinov3", sizes, named
 
 
-def _clip(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+def _clip(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     named = _blocks(weights, BLOCKS)
     named |= {"cls_token": named["cls_token"].reshape(1, 1, -1), "pos_embed": named["pos_embed"][None]}
-    sizes = _sizes(config, named, image_size) | {"pre_norm": True}
+    sizes = _sizes(config, named, size) | {"pre_norm": True}
     if hasattr(model, "classifier"):  # it averages the patches before the last normalisation
         named = {name: weight for name, weight in named.items() if not name.startswith("norm.")}
         sizes |= {"global_pool": "avg", "final_norm": False}
     return "vit_base_patch16_clip_224", sizes, named
 
 
-def _siglip(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+def _siglip(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     named = _blocks(rename_weights(rename_weights(weights, OUTSIDE), SIGLIP), BLOCKS)
     named |= {"pos_embed": named["pos_embed"][None]}
     if named["patch_embed.proj.weight"].dim() == 2:  # of SigLIP 2, which takes patches
         patches = named["patch_embed.proj.weight"].unflatten(1, (config.patch_size, config.patch_size, -1))
         named |= {"patch_embed.proj.weight": patches.permute(0, 3, 1, 2)}
-    sizes = _sizes(config, named, image_size) | {"class_token": False}
+    sizes = _sizes(config, named, size) | {"class_token": False}
     if hasattr(model, "classifier"):  # it averages the patches
         named = {name: weight for name, weight in named.items() if not name.startswith("attn_pool.")}
         return "vit_base_patch16_siglip_224", sizes | {"global_pool": "avg", "fc_norm": False}, named
@@ -304,9 +319,9 @@ def _siglip(model: Any, config: Any, weights: Weights, image_size: int) -> Mappe
     return "vit_base_patch16_siglip_224", sizes | {"global_pool": "map"}, named
 
 
-def _beit(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+def _beit(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     named = _blocks(weights, (*BLOCKS, (r"\.attn\.(q|v)\.bias$", r".attn.\1_bias")))
-    sizes = _sizes(config, named, image_size)
+    sizes = _sizes(config, named, size)
     if sizes.pop("act_layer") != "gelu":
         raise Unmapped(f"timm's BEiT has no activation {config.hidden_act}")
     sizes |= {
@@ -320,11 +335,11 @@ def _beit(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
     return "beit_base_patch16_224", sizes, named
 
 
-def _swin(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+def _swin(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     if config.hidden_act != "gelu":
         raise Unmapped(f"timm's Swin has no activation {config.hidden_act}")
     sizes = {
-        "img_size": image_size,
+        "img_size": size,
         "patch_size": config.patch_size,
         "embed_dim": config.embed_dim,
         "depths": tuple(config.depths),
@@ -374,13 +389,13 @@ def _blocks(weights: Weights, table: Table) -> Weights:
     return join_weights(named, ("attn.q", "attn.k", "attn.v"), "attn.qkv")
 
 
-def _sizes(config: Any, named: Weights, image_size: int) -> dict[str, Any]:
+def _sizes(config: Any, named: Weights, size: tuple[int, int]) -> dict[str, Any]:
     """Return the arguments of timm's ViT and BEiT that a config of transformers states."""
     if config.hidden_act not in ACTIVATIONS:
         raise Unmapped(f"timm has no activation {config.hidden_act}")
     hidden = len(named["blocks.0.mlp.fc1.weight"])
     return {
-        "img_size": image_size,
+        "img_size": size,
         "patch_size": config.patch_size,
         "embed_dim": config.hidden_size,
         "depth": config.num_hidden_layers,

@@ -47,7 +47,7 @@ HIERA: Table = (
 )
 
 
-def map_convnext(model: Any, config: Any, weights: Weights, image_size: Any) -> Mapped:
+def map_convnext(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     """Map ConvNeXt, and ConvNeXt V2, which normalises responses and has no layer scale."""
     named = rename_weights(weights, CONVNEXT)
     named = {name: weight.flatten() if ".grn." in name else weight for name, weight in named.items()}
@@ -56,7 +56,7 @@ def map_convnext(model: Any, config: Any, weights: Weights, image_size: Any) -> 
     return "convnextv2_tiny" if second_version else "convnext_tiny", sizes | {"act_layer": config.hidden_act}, named
 
 
-def map_resnet(model: Any, config: Any, weights: Weights, image_size: Any) -> Mapped:
+def map_resnet(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     """Map a ResNet that shrinks maps where timm's do: by the 3 × 3 convolutions, from the second stage on."""
     if config.downsample_in_first_stage or config.downsample_in_bottleneck or config.hidden_act != "relu":
         raise Unmapped("timm's ResNets shrink maps elsewhere, or have another activation")
@@ -64,7 +64,7 @@ def map_resnet(model: Any, config: Any, weights: Weights, image_size: Any) -> Ma
     return "resnet50", {"block": block, "layers": tuple(config.depths)}, rename_weights(weights, RESNET)
 
 
-def map_hiera(model: Any, config: Any, weights: Weights, image_size: Any) -> Mapped:
+def map_hiera(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     """Map Hiera; timm counts its blocks through all stages."""
     starts = [0, *accumulate(config.depths)]
     table: Table = (
@@ -74,7 +74,7 @@ def map_hiera(model: Any, config: Any, weights: Weights, image_size: Any) -> Map
     if config.hidden_act != "gelu" or any(config.num_heads[0] * 2**i != n for i, n in enumerate(config.num_heads)):
         raise Unmapped("timm's Hiera has GELU, and twice the heads in each stage")
     sizes = {
-        "img_size": image_size,
+        "img_size": size,
         "embed_dim": config.embed_dim,
         "num_heads": config.num_heads[0],
         "stages": tuple(config.depths),

@@ -1,4 +1,4 @@
-"""Checks of the inputs of models and explainers: uint8 images, labels, classes and functionals to explain."""
+"""Checks of the inputs of models and explainers: images, labels, classes and functionals to explain."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,15 @@ from torch import Tensor
 
 from explainers.errors import InputError
 
+WHITE = {torch.uint8: 255, torch.uint16: 65535}
+"""Types of images, and their value of white."""
+
 Functionals = Tensor | Callable[[Tensor], Tensor]
 """Functionals v of each image, (B, D) or (B, V, D); or a function of the embeddings (B, D) → v (B, V, D)."""
 
 
 def zero_to_one(images: Tensor) -> Tensor:
-    """Scale uint8 images (B, C, H, W) to float32 in [0, 1].
+    """Scale images (B, C, H, W) of 8 bits, uint8, or of 16 bits, uint16, to float32 in [0, 1].
 
     >>> zero_to_one(torch.tensor([[[[0, 255]]]], dtype=torch.uint8)).tolist()
     [[[[0.0, 1.0]]]]
@@ -20,7 +23,7 @@ def zero_to_one(images: Tensor) -> Tensor:
     Raises:
         InputError: for images of another type, which may be scaled already, or for a single image (C, H, W).
     """
-    if images.dtype != torch.uint8:
+    if images.dtype not in WHITE:
         raise InputError(
             f"expected uint8 images, which every model normalises itself, got {_name(images)}: give the pixels of the"
             " file, from 0 to 255"
@@ -29,7 +32,7 @@ def zero_to_one(images: Tensor) -> Tensor:
         raise InputError(
             f"expected images of shape (B, C, H, W), got {list(images.shape)}: give a single image as images[None]"
         )
-    return images.float() / 255
+    return images.float() / WHITE[images.dtype]
 
 
 def check_labels(labels: Tensor, num_classes: int, otherwise: str) -> None:

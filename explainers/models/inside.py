@@ -29,7 +29,8 @@ from explainers.models.mapping import (
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import check_logits, check_stated, take_logits
+from explainers.models.plain import check_logits, check_no_probabilities, check_stated, take_logits
+from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 
@@ -70,28 +71,29 @@ def find_backbones(model: nn.Module) -> list[str]:
     return sorted(sizes, key=lambda name: -sizes[name])
 
 
-def read_inputs(part: Any, image_size: int | None = None) -> Inputs:
+def read_inputs(part: Any, size: tuple[int, int] | None = None) -> Inputs:
     """Return the images that a known backbone takes."""
     library = find_library(part)
     if library is not None:
-        inputs: Inputs = library.find_inputs(part, None, image_size)
+        inputs: Inputs = library.find_inputs(part, None, size)
         return inputs
     config = timm.data.resolve_model_data_config(part)
     own = getattr(getattr(part, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    size = size or tuple(own)
     if not hasattr(part, "pretrained_cfg"):  # built by its class
-        return Inputs(image_size or own[0], None, None, "")
-    return Inputs(image_size or own[0], config["mean"], config["std"], "those of its config")
+        return Inputs(size, None, None, "")
+    return Inputs(size, config["mean"], config["std"], "those of its config")
 
 
 def take_apart(
-    model: nn.Module, name: str, mean: Statistics, std: Statistics, image_size: int | None
+    model: nn.Module, name: str, mean: Statistics, std: Statistics, size: tuple[int, int] | None, score: Score | None
 ) -> tuple[TargetModel, str]:
     """Take the backbone `name` inside of a module as G, and what the module computes of its embedding as H.
 
     Args:
         model: any module, which stays as it is.
         name: of a backbone that `find_backbones` returns.
-        mean: mean of the pixels that the module takes; likewise `std` and `image_size`, see `as_target`.
+        mean: mean of the pixels that the module takes; likewise `std`, `size` and `score`, see `as_target`.
 
     Returns:
         The target, in eval mode, and what a line says about it.
@@ -102,7 +104,7 @@ def take_apart(
     """
     own = copy_module(model).float().eval()
     part: Any = own.get_submodule(name)
-    inside = _embed_like(part, image_size)
+    inside = _embed_like(part, size)
     probes = draw_probes(inside)
     try:
         seen, outputs, expected = _record(own, part, probes)
@@ -110,8 +112,10 @@ def take_apart(
         raise
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
-    inputs = _read_normalisation(probes, seen, read_inputs(part, image_size), mean, std)
+    inputs = _read_normalisation(probes, seen, read_inputs(part, size), mean, std)
     check_stated(model, mean=inputs.mean, std=inputs.std)
+    if score != "value":
+        check_no_probabilities(expected[:3], type(model).__name__)
     rest = Rest(own, part, inside.head, outputs, probes.shape[1:])
     target = _find_pooling(inside, rest, seen, expected)
     embeddings = target.embed(seen)
@@ -120,24 +124,24 @@ def take_apart(
     if head is rest:
         rest.drop_unused(part, {layer for layer, *_ in layers})
     target.backbone.pretrained_cfg = target.backbone.pretrained_cfg | {"mean": inputs.mean, "std": inputs.std}
-    found = TargetModel(target.backbone, linear_part(head) or head).eval()
+    found = TargetModel(target.backbone, linear_part(head) or head, score).eval()
     found.classes = inside.classes if head is inside.head else []
     kind, library = type(part).__name__, type(part).__module__.partition(".")[0]
     said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {_describe(head, layers)}"
     return found, f"{said}; outputs differ by at most {difference:.0g}; {inputs}"
 
 
-def _embed_like(part: Any, image_size: int | None) -> TargetModel:
+def _embed_like(part: Any, size: tuple[int, int] | None) -> TargetModel:
     """A target of a backbone, which takes images of another size if one is given, in timm's architecture."""
     library = find_library(part)
     try:
         if library is not None:
-            return map_to_timm(part, library.plan(part, read_inputs(part, image_size)))[0]
-        if image_size is not None:
+            return map_to_timm(part, library.plan(part, read_inputs(part, size)))[0]
+        if size is not None:
             if hasattr(part, "set_input_size"):
-                part.set_input_size(img_size=(image_size, image_size))
+                part.set_input_size(img_size=size)
             in_channels = timm.data.resolve_model_data_config(part)["input_size"][0]
-            part.pretrained_cfg = {**part.pretrained_cfg, "input_size": (in_channels, image_size, image_size)}
+            part.pretrained_cfg = {**part.pretrained_cfg, "input_size": (in_channels, *size)}
         return TargetModel(part).eval()
     except InputError as error:
         raise Unmapped(str(error)) from error
@@ -178,7 +182,7 @@ def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, mean: Stat
     if not torch.allclose(scale[:, None] * given + shift[:, None], found, rtol=1e-4, atol=1e-4):
         raise Unmapped("it sees other images than the module, which differ by more than a normalisation")
     if torch.allclose(seen, images):
-        return inputs.override(mean, std, ())
+        return inputs.override(mean, std, (), len(scale))
     taken = [torch.tensor(channels(*each, len(scale))).to(scale) for each in (("mean", mean or 0), ("std", std or 1))]
     means, stds = (taken[0] - shift * taken[1] / scale).round(decimals=6), (taken[1] / scale).round(decimals=6)
     if not ((means >= 0) & (means <= 1) & (stds > 0)).all():

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
-from explainers.models.model import TargetModel
+from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names
+from explainers.models.scores import Score
 
 Statistics = float | Sequence[float] | None
 """Mean or standard deviation of pixels from 0 to 1: one for all channels, or one for each; None for the model's own."""
@@ -39,34 +40,43 @@ class Inputs:
     """The images that a model of another library takes, and the names of its classes.
 
     Args:
-        image_size: height and width of the images in pixels; None if not known.
+        size: height and width of the images in pixels; None if not known.
         mean: mean of pixels from 0 to 1; None if not known.
         std: their standard deviation; None if not known.
         origin: where mean and standard deviation come from, for messages.
         classes: names of the classes, in the order of the logits; empty if they are not known.
         transform: how photos become these images; None if not known.
+        score: what the outputs mean; None if not known, see `TargetModel`.
     """
 
-    image_size: int | None
+    size: tuple[int, int] | None
     mean: Sequence[float] | None
     std: Sequence[float] | None
     origin: str
     classes: Sequence[str] = ()
     transform: ImageTransform | None = None
+    score: Score | None = None
 
     def override(
-        self, mean: Statistics, std: Statistics, classes: Sequence[str], transform: ImageTransform | None = None
+        self,
+        mean: Statistics,
+        std: Statistics,
+        classes: Sequence[str],
+        count: int,
+        transform: ImageTransform | None = None,
+        score: Score | None = None,
     ) -> "Inputs":
-        """Override what the user gives; see `as_target`."""
+        """Override what the user gives, mean and std of `count` channels; see `as_target`."""
         given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
         origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
         return replace(
             self,
-            mean=self.mean if mean is None else channels("mean", mean, 3),
-            std=self.std if std is None else channels("std", std, 3),
+            mean=self.mean if mean is None else channels("mean", mean, count),
+            std=self.std if std is None else channels("std", std, count),
             origin=origin,
             classes=classes or self.classes,
             transform=transform or self.transform,
+            score=score or self.score,
         )
 
     def __str__(self) -> str:
@@ -123,6 +133,16 @@ def _join_class_and_patches(tokens: Tensor, prefix: int, pool_type: str | None =
     return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], -1)
 
 
+def state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:
+    """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
+    given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
+    stated, count = copy.copy(model), count_channels(model)
+    stated.pretrained_cfg = dict(getattr(model, "pretrained_cfg", {"architecture": type(model).__name__})) | {
+        name: tuple(channels(name, values, count)) for name, values in given.items()
+    }
+    return stated
+
+
 def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
     """Build the target that a plan describes, in eval mode, and return it with the largest difference of outputs.
 
@@ -149,12 +169,13 @@ def _build(plan: Plan) -> TargetModel:
     model.pretrained_cfg = {
         **model.pretrained_cfg,
         "architecture": plan.name,
-        "input_size": (3, plan.inputs.image_size, plan.inputs.image_size),
+        "input_size": (3, *(plan.inputs.size or ())),
         "mean": tuple(plan.inputs.mean or ()),
         "std": tuple(plan.inputs.std or ()),
         "transform": plan.inputs.transform,
     }
-    target = TargetModel(model, None if plan.head is None else copy.deepcopy(plan.head).cpu().float())
+    head = None if plan.head is None else copy.deepcopy(plan.head).cpu().float()
+    target = TargetModel(model, head, plan.inputs.score)
     if plan.inputs.classes:
         target.classes = list_names(plan.inputs.classes, target.num_classes)
     return target.eval()
@@ -174,7 +195,8 @@ def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> flo
             f" them ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
         ) from error
     embeddings = target.embed(images)
-    found = embeddings if plan.head is None else target.classify(embeddings)
+    # By the original head, of which a target may have made two classes
+    found = embeddings if plan.head is None else copy.deepcopy(plan.head).eval().float()(embeddings)
     return compare_outputs(found, expected)
 
 
@@ -258,9 +280,3 @@ def channels(name: str, given: Any, count: int) -> list[float]:
             f" {name}=0.5, and divide those of pixels to 255 by 255"
         )
     return [float(value) for value in values]
-
-
-def check_image_size(image_size: Any) -> None:
-    """Raise an InputError unless the side of an image is a number of pixels."""
-    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
-        raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")

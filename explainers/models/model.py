@@ -1,6 +1,8 @@
 """The model to explain: a classifier head H on a backbone G (TVE, Section 2), both from timm."""
 
 import copy
+import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,20 +11,67 @@ from typing import Any
 import timm.data
 import torch
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from explainers.errors import InputError, UnsupportedModel
+from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.images.transform import ImageTransform
 from explainers.masking import PatchGrid
-from explainers.models.heads import DistilledHead, load_head, split_single_logit, take_head
+from explainers.models.heads import (
+    DistilledHead,
+    NoHead,
+    TextProjection,
+    check_no_probabilities,
+    has_single_logit,
+    load_head,
+    split_single_logit,
+    take_head,
+)
 from explainers.models.inputs import zero_to_one
+from explainers.models.scores import Score, scale_logits
 from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_finite, check_identity
 
 DEFAULT_PATCH = 16
 """Side of a patch in pixels where a model has no patches of its own: CNNs, and Swin, whose maps have several sizes."""
+
+LIMITS = ("_min", "_max")
+"""Ends of names of what is infinite in Gemma 4 where it does not clip."""
+
+
+def count_channels(model: nn.Module) -> int:
+    """Count the channels of a model's images: as it says, else those of its first convolution; 3 without one.
+
+    >>> count_channels(nn.Conv2d(6, 8, 3)), count_channels(nn.Linear(2, 2))
+    (6, 3)
+    """
+    first = next((layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)), 3)
+    return getattr(model, "in_chans", None) or first
+
+
+def find_statistics(model: nn.Module) -> tuple[list[float], list[float]]:
+    """Find mean and std of the pixels, from 0 to 1, on which a model of timm was trained, one for each channel.
+
+    If its config states another number, one channel gets their mean, and others repeat them, as timm adapts the weights
+    of the first layer; a warning says so.
+    """
+    config, count = timm.data.resolve_model_data_config(model), count_channels(model)
+    known = config["mean"], config["std"]
+    if {len(stated) for stated in known} == {count}:
+        return list(known[0]), list(known[1])
+    mean, std = (
+        [sum(stated) / len(stated)] if count == 1 else [stated[i % len(stated)] for i in range(count)]
+        for stated in known
+    )
+    warnings.warn(
+        f"{type(model).__name__} of {count} channels: mean and std are guessed from those of {len(known[0])}: mean"
+        f" {' '.join(f'{value:.3g}' for value in mean)}, std {' '.join(f'{value:.3g}' for value in std)}; give"
+        " as_target(model, mean=, std=) if they are others",
+        stacklevel=3,
+    )
+    return mean, std
 
 
 class TargetModel(nn.Module):
@@ -35,18 +84,21 @@ class TargetModel(nn.Module):
         model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`. Or a
             `TargetModel`, to give it another head.
         head: a head for another task on the same backbone, or the path of its file; `None` keeps the model's own head.
-            A linear head of a single logit is converted, see `heads.split_single_logit`. A model without a head,
-            such as DINOv2, only embeds.
+            A model without a head, such as DINOv2, only embeds.
+        score: what the logits mean: `softmax` for one class of several, `sigmoid` for several classes at once, `value`
+            for numbers, as of a regression. A linear head of a single logit is converted to two classes, see
+            `heads.split_single_logit`, unless it is a `value`. `None`: `softmax`; a line says that of a single logit.
 
     Raises:
         InputError: if no head is given and the model has several, if `head` expects embeddings of another width, if its
-            file names another backbone, or if weights are not finite.
+            file names another backbone, or gives probabilities, or if weights are not finite.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
+    @checks_choices
+    def __init__(self, model: Any, head: nn.Module | str | Path | None = None, score: Score | None = None) -> None:
         super().__init__()
         names: list[str] = []
         if isinstance(model, TargetModel):
@@ -74,16 +126,31 @@ class TargetModel(nn.Module):
         # Any because timm has none for what its models share
         flat = all(weight.dim() <= 4 for weight in model.parameters())
         self.backbone: Any = model.to(memory_format=torch.channels_last) if flat else model
-        self.head: Any = split_single_logit(head)
+        self.head: Any = head
+        self.score: Score = score or "softmax"
+        if has_single_logit(head) and score != "value":
+            self._split_logit(score is None)
         self.classes: list[str] = names or list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
-        config = timm.data.resolve_model_data_config(model)
-        self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
+        mean, std = find_statistics(model)
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
         self._check_head(path, fitted.get("target", {}))
         # Quantised weights cannot be tested, and those on the device "meta" have no values
         plain = {k: value for k, value in self.state_dict().items() if type(value) is Tensor and not value.is_meta}
+        plain = {k: value for k, value in plain.items() if not k.endswith(LIMITS)}
         check_finite(plain, self.name)
+
+    def _split_logit(self, guessed: bool) -> None:
+        """Make two classes of a single logit, whose probability is its sigmoid; a line says so if that is a guess."""
+        self.head, self.score = split_single_logit(self.head), "softmax"
+        if guessed:
+            print(
+                f"score=sigmoid: the single logit of {self.name} is taken as that of class 1 against class 0; give"
+                " score=value for a regression",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _check_head(self, path: str | Path, fitted: Identity) -> None:
         """Raise an InputError for a head of another width, or that was fitted on another backbone than this one."""
@@ -93,6 +160,9 @@ class TargetModel(nn.Module):
                 f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives, but {path} takes"
                 f" width {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
             )
+        several = not hasattr(self.head, "out_features") and not isinstance(self.head, DistilledHead | NoHead)
+        if several and not self.mean.is_meta:
+            check_no_probabilities(self.head, self.embed_dim)
         if fitted:
             check_identity(fitted, self.backbone_identity(), path)
 
@@ -128,26 +198,24 @@ class TargetModel(nn.Module):
         largest ones up to the size of its training that these patches cover.
 
         Raises:
-            InputError: if the images are not square, or do not consist of the model's patches.
+            InputError: if the images do not consist of the model's patches, or these are not square.
 
         >>> import timm
-        >>> TargetModel(timm.create_model("test_vit")).grid, TargetModel(timm.create_model("test_resnet")).grid.side
-        (PatchGrid(image_size=160, patch_size=16, differs=False), 10)
+        >>> TargetModel(timm.create_model("test_vit")).grid, TargetModel(timm.create_model("test_resnet")).grid.shape
+        (PatchGrid(image_size=160, patch_size=16, differs=False), (10, 10))
         """
         embed, config = getattr(self.backbone, "patch_embed", None), timm.data.resolve_model_data_config(self.backbone)
         height, width = getattr(embed, "img_size", None) or config["input_size"][1:]
-        if height != width:
-            raise InputError(
-                f"expected a model of square images, got one of {height} × {width} pixels: set"
-                f" ++target.model.img_size={min(height, width)}"
-            )
+        own = getattr(embed, "patch_size", None)
+        if self.patch_size and isinstance(own, tuple) and own[0] != own[1]:
+            raise InputError(f"expected a model of square patches, got {self.name} with {own[0]} × {own[1]} pixels")
         default: int = getattr(self.backbone, "default_patch_size", DEFAULT_PATCH)
         patch = self.patch_size or default
-        covered = height - height % patch
-        if covered != height and (self.patch_size or getattr(embed, "strict_img_size", False)):
+        covered = height - height % patch, width - width % patch
+        if covered != (height, width) and (self.patch_size or getattr(embed, "strict_img_size", False)):
             raise InputError(
                 f"expected a model whose images consist of patches of {patch} pixels, got images of {height} ×"
-                f" {height}: set ++target.model.img_size={covered}"
+                f" {width}: take image_size={covered}, or ++target.model.img_size={list(covered)} in a config"
             )
         return PatchGrid(covered, patch)
 
@@ -164,12 +232,13 @@ class TargetModel(nn.Module):
 
         CNNs and Swin have feature maps of several sizes, so they accept patches of any size.
         """
-        embed, side = getattr(self.backbone, "patch_embed", None), grid.image_size
-        images = getattr(embed, "img_size", None) if getattr(embed, "strict_img_size", False) else None
-        if images is not None and images != (side, side):
+        embed, (height, width) = getattr(self.backbone, "patch_embed", None), grid.size
+        strict = getattr(embed, "strict_img_size", False) and getattr(embed, "img_size", None)
+        if strict and (own := PatchGrid(strict, 1)).size != grid.size:
             raise InputError(
-                f"expected a grid of images of {images[0]} × {images[1]} pixels, as {self.name} takes, got {side} ×"
-                f" {side}: set grid.image_size={images[0]}, or ++target.model.img_size={side}"
+                f"expected a grid of images of {own.size[0]} × {own.size[1]} pixels, as {self.name} takes, got"
+                f" {height} × {width}: set grid.image_size={own.image_size}, or"
+                f" ++target.model.img_size={grid.image_size}"
             )
         if self.patch_size not in (None, grid.patch_size) and not grid.differs:
             raise InputError(
@@ -179,8 +248,15 @@ class TargetModel(nn.Module):
             )
 
     @property
+    def channels(self) -> int:
+        """C, the number of channels of an image."""
+        return len(self.mean)
+
+    @property
     def num_classes(self) -> int:
         """K, the number of classes."""
+        if isinstance(self.head, TextProjection):
+            raise InputError(f"{self.name} embeds images for texts and has no classes: give text=, or compare images")
         head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
         if hasattr(head, "out_features"):
             return int(head.out_features)
@@ -210,11 +286,12 @@ class TargetModel(nn.Module):
         }
 
     def head_identity(self) -> Identity:
-        """Describe H: its number of classes, architecture and weights."""
+        """Describe H: its number of classes, architecture and weights, and its score."""
         return {
             "num_classes": self.num_classes,
             "head_architecture_sha256": architecture_hash(self.head),
             "head_sha256": weights_hash(self.head),
+            **({} if self.score == "softmax" else {"score": self.score}),
         }
 
     def identity(self) -> Identity:
@@ -222,7 +299,7 @@ class TargetModel(nn.Module):
         return self.backbone_identity() | self.head_identity()
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Normalise uint8 images (B, C, H, W) with the mean and std of the backbone's training: float32."""
+        """Normalise images (B, C, H, W), uint8 or uint16, with mean and std of the backbone's training: float32."""
         return (zero_to_one(images) - self.mean) / self.std
 
     def embed(self, normalised: Tensor) -> Tensor:
@@ -239,7 +316,9 @@ class TargetModel(nn.Module):
         Returns:
             The embeddings (B, D), and for each block a feature map (B, N', C) of N' positions, row by row.
         """
-        tokens = isinstance(self.backbone, VisionTransformer)  # NLC avoids a copy, but other models support NCHW alone
+        tokens = isinstance(
+            self.backbone, VisionTransformer | NaFlexVit
+        )  # NLC avoids a copy, but other models support NCHW alone
         features, maps = self.backbone.forward_intermediates(
             normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
         )
@@ -259,7 +338,8 @@ class TargetModel(nn.Module):
         """
         features = self.backbone.forward_features(normalised)
         embeddings = self.pool(features)
-        if isinstance(self.backbone, VisionTransformer) and self.embed_dim == self.backbone.embed_dim:
+        vit = isinstance(self.backbone, VisionTransformer | NaFlexVit)
+        if vit and self.embed_dim == self.backbone.embed_dim:
             patches = features[:, self.backbone.num_prefix_tokens :]
             if self.backbone.attn_pool is None:
                 return embeddings, self.backbone.fc_norm(patches)
@@ -298,9 +378,13 @@ class TargetModel(nn.Module):
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.head(embeddings.float())
 
-    def probabilities(self, normalised: Tensor) -> Tensor:
-        """Compute f: normalised images (B, C, H, W) → class probabilities (B, K)."""
-        return self.classify(self.embed(normalised)).softmax(-1)
+    def scores(self, logits: Tensor) -> Tensor:
+        """Turn logits (..., K) into what the model states: probabilities, or values, see `scores.Score`."""
+        return scale_logits(logits, self.score)
+
+    def score_images(self, normalised: Tensor) -> Tensor:
+        """Compute f: normalised images (B, C, H, W) → the scores of all classes (B, K)."""
+        return self.scores(self.classify(self.embed(normalised)))
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify uint8 images (B, C, H, W) → logits (B, K)."""

@@ -21,9 +21,11 @@ def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
     """The `readable_names` of all classes of a model, in the order of its logits.
 
     They are those of its head, or of a data set (`of_data`) of as many classes, or timm's for the weights; else
-    `class 0`.
+    `class 0`, and of a model of values `value 0`, or `value` for a single one.
     """
     count = target.num_classes
+    if target.score == "value" and not target.classes:
+        return ["value"] if count == 1 else [f"value {number}" for number in range(count)]
     names = list(target.classes or (of_data if len(of_data) == count else ())) or _trained_classes(target)
     return readable_names(names or [f"class {number}" for number in range(count)])
 

@@ -5,6 +5,7 @@ images tell its logits, its last linear layer and its feature maps. That layer b
 logits the same; otherwise the embedding is the logits.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
-from explainers.models.mapping import Statistics, channels, check_image_size
-from explainers.models.model import TargetModel
+from explainers.masking import ImageSize, read_size
+from explainers.models.mapping import Statistics, channels
+from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names
+from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 
 PATCH = 16
@@ -29,12 +32,15 @@ SIDE = 7
 PLANAR = tuple(f"torch.nn.modules.{kind}" for kind in ("conv", "batchnorm", "pooling", "activation"))
 """Files of torch's layers that turn feature maps into feature maps."""
 
+WEIGHTED = ("Convolution", "Addmm", "Mm", "Linear")
+"""What the names of a graph's nodes begin with whose layers have weights."""
+
 
 class PlainBackbone(nn.Module):
     """A module of images with the part of timm's interface that a `TargetModel` and feature maps need.
 
-    It maps normalised images (B, 3, S, S) to embeddings (B, D), as `take_logits` finds them in its output. S is
-    `image_size`, D is `width`, and `probed` is what `probe` found about the module.
+    It maps normalised images (B, C, H, W) to embeddings (B, D), as `take_logits` finds them in its output. H and W are
+    `size`, D is `width`, and `probed` is what `probe` found about the module.
     """
 
     def __init__(
@@ -42,21 +48,21 @@ class PlainBackbone(nn.Module):
         model: nn.Module,
         mean: Sequence[float],
         std: Sequence[float],
-        image_size: int,
+        size: tuple[int, int],
         patch_size: int,
         width: int,
         probed: "Probed",
         transform: ImageTransform | None = None,
     ) -> None:
         super().__init__()
-        size = image_size, image_size
         self.model = model
         self.head_hidden_size = width
         self.differentiable = probed.differentiable
         self.repeats_layers = probed.repeats
+        self.in_chans = len(mean)
         self.pretrained_cfg = {
             "architecture": type(model).__name__,
-            "input_size": (3, *size),
+            "input_size": (len(mean), *size),
             "mean": tuple(mean),
             "std": tuple(std),
             "transform": transform or ImageTransform(size),
@@ -68,7 +74,7 @@ class PlainBackbone(nn.Module):
         ]
 
     def forward_features(self, normalised: Tensor) -> Tensor:
-        """Embed normalised images (B, 3, S, S) → (B, D)."""
+        """Embed normalised images (B, C, H, W) → (B, D)."""
         return take_logits(self.model(normalised.contiguous()), type(self.model).__name__)
 
     def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
@@ -94,20 +100,20 @@ class PlainBackbone(nn.Module):
         return self.forward_features(normalised)
 
 
-def default_patch_size(image_size: int) -> int:
-    """Return the largest side of a patch up to 16 pixels that cuts an image into at least 7 × 7 patches.
+def default_patch_size(size: tuple[int, int]) -> int:
+    """Return the largest side of a patch up to 16 pixels that cuts H × W pixels into 7 rows and columns or more.
 
     Raises:
         InputError: if only patches of one pixel divide the image.
 
-    >>> [default_patch_size(size) for size in (224, 96, 32, 28)]
-    [16, 12, 4, 4]
+    >>> [default_patch_size((size, 96)) for size in (224, 96, 32, 28)]
+    [8, 12, 4, 4]
     """
-    sides = [side for side in range(2, PATCH + 1) if image_size % side == 0 and image_size // side >= SIDE]
-    if not sides and image_size > SIDE * 2:
+    sides = [side for side in range(2, PATCH + 1) if math.gcd(*size) % side == 0 and min(size) // side >= SIDE]
+    if not sides and min(size) > SIDE * 2:
         raise InputError(
-            f"expected an image_size that patches of 2 to {PATCH} pixels divide, got {image_size}: give another that"
-            f" the model takes, such as {image_size - image_size % PATCH or PATCH}"
+            f"expected an image_size that patches of 2 to {PATCH} pixels divide, got {size[0]} × {size[1]}: give"
+            f" others that the model takes, such as {tuple(side - side % PATCH or PATCH for side in size)}"
         )
     return max(sides, default=1)
 
@@ -116,11 +122,12 @@ def plain_target(
     model: nn.Module,
     mean: Statistics = None,
     std: Statistics = None,
-    image_size: int | None = None,
+    image_size: ImageSize | None = None,
     classes: Sequence[str] = (),
     transform: ImageTransform | None = None,
+    score: Score | None = None,
 ) -> TargetModel:
-    """Make a target of any module that maps normalised float images (B, 3, S, S) to logits (B, K).
+    """Make a target of any module that maps normalised float images (B, C, H, W) to logits (B, K).
 
     The module returns its logits as a tensor, as an output or a dictionary with `logits`, or as the first of a tuple.
     It is copied, and stays as it is. All masks and metrics work; gradients of pixels, where the logits have them; and
@@ -128,35 +135,42 @@ def plain_target(
 
     Args:
         model: the module.
-        mean: mean of the pixels of its training, from 0 to 1, one for all channels or one for each.
+        mean: mean of the pixels of its training, from 0 to 1, one for each channel; or one for all channels, whose
+            number is then that of the module's first convolution.
         std: their standard deviation, likewise.
-        image_size: S, the side of the images of its training, in pixels.
+        image_size: height and width of the images of its training in pixels, or one number for both.
         classes: names of the classes in the order of the logits; empty if they are not known.
         transform: how photos become the images of its training; `None` crops their middle squares.
+        score: what the logits mean, see `TargetModel`.
 
     Returns:
         The target, in eval mode, on the device of the module.
 
     Raises:
-        InputError: if mean, std or image_size is not given, or if the module is not such a classifier, see `probe`.
+        InputError: if mean, std or image_size is not given, or if the module is not such a classifier, see
+            `probe`, or returns probabilities.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     >>> target = plain_target(net, mean=0.5, std=0.5, image_size=32)
-    >>> target(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape, target.embed_dim, target.grid.side
-    (torch.Size([2, 5]), 8, 8)
+    >>> target(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape, target.embed_dim, target.grid.shape
+    (torch.Size([2, 5]), 8, (8, 8))
     """
     check_stated(model, mean=mean, std=std, image_size=image_size)
     assert image_size is not None  # for the type checker
-    means, stds = channels("mean", mean, 3), channels("std", std, 3)
-    check_image_size(image_size)
-    patch_size = default_patch_size(image_size)
+    count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count_channels(model))
+    means, stds = channels("mean", mean, count), channels("std", std, count)
+    size = read_size(image_size)
+    patch_size = default_patch_size(size)
     own = copy_module(model).eval()
-    probed = probe(own, image_size)
-    head = _take_head(own, probed, image_size)
+    images = probe_images(own, (count, *size))
+    probed = probe(own, images)
+    if score != "value":
+        check_no_probabilities(probed.logits, type(model).__name__)
+    head = _take_head(own, probed, images)
     width = getattr(head, "in_features", probed.logits.shape[1])
-    backbone = PlainBackbone(own, means, stds, image_size, patch_size, width, probed, transform)
+    backbone = PlainBackbone(own, means, stds, size, patch_size, width, probed, transform)
     with torch.no_grad():  # as in `copy_module`
-        target = TargetModel(backbone, head).eval()
+        target = TargetModel(backbone, head, score).eval()
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view
     target.classes = list_names(classes, target.num_classes) if classes else []
     return target.to(probed.logits.device)
@@ -174,7 +188,7 @@ def check_stated(model: nn.Module, **stated: Any) -> None:
         )
 
 
-def _take_head(model: nn.Module, probed: "Probed", image_size: int) -> nn.Module:
+def _take_head(model: nn.Module, probed: "Probed", images: Tensor) -> nn.Module:
     """Take the last linear layer off a module, which is changed in place, if the layer on what remains is the module.
 
     Returns:
@@ -187,7 +201,7 @@ def _take_head(model: nn.Module, probed: "Probed", image_size: int) -> nn.Module
         model.set_submodule(name, nn.Identity())
         try:
             with torch.no_grad():
-                embeddings = take_logits(model(probe_images(model, image_size)), type(model).__name__)
+                embeddings = take_logits(model(images), type(model).__name__)
                 if torch.allclose(head(embeddings), probed.logits, rtol=1e-4, atol=1e-5):
                     return head
         except Exception:  # it reads the layer's weights or attributes besides
@@ -206,7 +220,7 @@ class Probed:
     Attributes:
         calls: name of each layer → number of its calls.
         linears: name of each linear layer of vectors → its output.
-        maps: names and channels of the layers that output square feature maps, since the last tokens.
+        maps: names, channels and graph of the layers that output feature maps, since the last tokens.
         repeats: whether an activation or a pooling is called several times in one pass, or may be.
         logits: of three images, (3, K).
         differentiable: False if the logits have no gradient at the images.
@@ -218,7 +232,7 @@ class Probed:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.linears: dict[str, Tensor] = {}
-        self.maps: list[tuple[str, int]] = []
+        self.maps: list[tuple[str, int, Any]] = []
         self.repeats = False
 
     def record(self, name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -231,26 +245,47 @@ class Probed:
             self.linears[name] = output
         if output.dim() == 3 or output.dim() == 4 and type(layer) in (nn.Linear, nn.LayerNorm):
             self.maps.clear()  # tokens
-        if output.dim() == 4 and output.shape[2] == output.shape[3] > 1 and is_planar(layer):
-            self.maps.append((name, output.shape[1]))
+        if output.dim() == 4 and min(output.shape[2:]) > 1 and is_planar(layer):
+            self.maps.append((name, output.shape[1], output.grad_fn))
 
     def linear(self) -> str | None:
         """Name the linear layer whose output is the logits, and whose input is vectors."""
         return next((name for name, output in self.linears.items() if output is self.logits), None)
 
     def feature_map(self) -> tuple[str, int] | None:
-        """Return name and channels of the last square map of a layer that is called once, unless tokens follow it."""
-        return next(((name, channels) for name, channels in reversed(self.maps) if self.calls[name] == 1), None)
+        """Return name and channels of the last map of a layer that is called once, unless tokens follow it.
+
+        A map of the logits themselves, which no layer with weights reads, counts only where there is no other.
+        """
+        once = [found for found in reversed(self.maps) if self.calls[found[0]] == 1]
+        last = nodes_after_weights(self.logits)
+        read = [found for found in once if found[2] not in last]
+        return next(((name, channels) for name, channels, _ in read or once), None)
 
 
-def probe(model: nn.Module, image_size: int) -> Probed:
-    """Classify two random images and the mean image by a module in eval mode, and watch its layers.
+def nodes_after_weights(outputs: Tensor) -> set[Any]:
+    """Find the nodes of a graph from outputs back to the last layers with weights, which are among them.
+
+    >>> [node.name() for node in nodes_after_weights(nn.Linear(2, 1)(nn.Linear(3, 2)(torch.ones(1, 3))))]
+    ['AddmmBackward0']
+    """
+    found, ahead = set(), [outputs.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            ahead += () if node.name().startswith(WEIGHTED) else [before for before, _ in node.next_functions]
+    return found
+
+
+def probe(model: nn.Module, images: Tensor) -> Probed:
+    """Classify the `probe_images` by a module in eval mode, and watch its layers.
 
     Raises:
-        InputError: if the model is not a classifier of normalised float images (B, 3, image_size, image_size), or if
-            its logits are not finite, are probabilities, are random, or depend on the other images of a batch.
+        InputError: if the model is not a classifier of normalised float images (B, C, H, W) of this size, or if
+            its logits are not finite, are random, or depend on the other images of a batch.
     """
-    name, images = type(model).__name__, probe_images(model, image_size).requires_grad_()
+    name, images = type(model).__name__, images.clone().requires_grad_()
     try:
         with torch.inference_mode(False), torch.enable_grad(), _record_layers(model) as probed:
             logits = probed.logits = take_logits(model(images), name)
@@ -260,10 +295,15 @@ def probe(model: nn.Module, image_size: int) -> Probed:
         raise
     except Exception as error:  # a bug of the model or an image that is not for it: only its author can say which
         reason = next(iter(str(error).strip().splitlines()), "no message").rstrip(".:")
+        advice = (
+            "give the image_size of its training, a model in float32 (model.float()), and mean and std as one number"
+            " for each of its channels"
+        )
+        if isinstance(error, TypeError) and "required positional argument" in reason:
+            advice = "fix its further inputs by name, as in as_target(functools.partial(model, second=...), ...)"
         raise InputError(
-            f"expected a classifier of normalised float32 images of shape (B, 3, {image_size}, {image_size}), got"
-            f" {name}, which raises {type(error).__name__}: {reason}: give the image_size of its training, and a model"
-            " in float32 (model.float()) for 3 channels"
+            f"expected a classifier of normalised float32 images of shape (B, {', '.join(map(str, images.shape[1:]))}),"
+            f" got {name}, which raises {type(error).__name__}: {reason}: {advice}"
         ) from error
     check_logits(logits.detach(), alone, name)
     try:
@@ -274,10 +314,10 @@ def probe(model: nn.Module, image_size: int) -> Probed:
     return probed
 
 
-def probe_images(model: nn.Module, image_size: int) -> Tensor:
-    """Return two random images and the mean image, (3, 3, image_size, image_size), on the device of a model."""
+def probe_images(model: nn.Module, shape: tuple[int, int, int]) -> Tensor:
+    """Return two random images and the mean image, each of a shape (C, H, W), on the device of a model."""
     weight = next(model.parameters(), torch.empty(0))
-    noise = torch.randn(2, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return torch.cat([noise, torch.zeros_like(noise[:1])]).to(weight.device)
 
 
@@ -294,7 +334,8 @@ def take_logits(output: Any, name: str) -> Tensor:
     if not isinstance(logits, Tensor):
         raise InputError(
             f"expected logits (B, K) of {name}, as a tensor, an output with .logits, a dictionary with 'logits', or the"
-            f" first of a tuple, got {type(output).__name__}: wrap the model in a module that returns its logits"
+            f" first of a tuple, got {type(output).__name__}: wrap the model in a module that returns its logits, or"
+            " give target=, a function that reads one number for each image of what the model returns"
         )
     return logits
 
@@ -305,23 +346,33 @@ def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
         kind = str(logits.dtype).removeprefix("torch.")
         raise InputError(
             f"expected floating-point logits of shape (B, K) of {name}, got {kind} of shape {list(logits.shape)} for 3"
-            " images: wrap the model in a module that returns one row of logits for each image"
+            " images: wrap the model in a module that returns one row of logits for each image, or give target=, a"
+            " function that reads one number for each image"
         )
     if not logits.isfinite().all():
         where = "the mean image" if logits[:2].isfinite().all() else "random images"
         raise InputError(f"expected finite logits of {name}, got NaN or infinity for {where}: mend the model")
-    sums_to_1 = logits.shape[1] > 1 and torch.allclose(logits.sum(1), torch.ones(3).to(logits), atol=1e-4)
-    if sums_to_1 and (logits >= 0).all():
-        raise InputError(
-            f"expected logits of {name}, got probabilities, which sum to 1: leave out its softmax, or return their"
-            " logarithm"
-        )
     difference = (logits[:1] - alone).abs().max().item() if alone.shape == logits[:1].shape else float("nan")
     if not difference <= 1e-3 * max(1.0, logits.abs().max().item()):
         raise InputError(
             f"expected {name} to give an image the same logits at every call and in every batch, got a difference of"
             f" {difference:.2g}: switch off randomness (F.dropout needs training=self.training) and statistics of the"
             " batch"
+        )
+
+
+def check_no_probabilities(logits: Tensor, name: str) -> None:
+    """Raise an InputError for logits (3, K) with a graph that are the output of a softmax or sigmoid."""
+    sums_to_1 = logits.shape[1] > 1 and torch.allclose(logits.sum(1), torch.ones(3).to(logits), atol=1e-4)
+    if sums_to_1 and (logits >= 0).all():
+        raise InputError(
+            f"expected logits of {name}, got probabilities, which sum to 1: leave out its softmax, or return their"
+            " logarithm"
+        )
+    if logits.grad_fn is not None and logits.grad_fn.name().startswith("Sigmoid"):
+        raise InputError(
+            f"expected logits of {name}, got probabilities of a sigmoid: leave out its sigmoid and give score=sigmoid,"
+            " or give score=value to explain them as they are"
         )
 
 

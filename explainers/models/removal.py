@@ -1,8 +1,8 @@
 """Outputs of the target for images with hidden patches, for every kind of removal."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import isqrt
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from explainers.errors import InputError, checks_choices
-from explainers.masking import PatchGrid, Removal, apply_in_chunks, mask_pixels
+from explainers.masking import PatchGrid, Removal, apply_in_chunks, map_shape, mask_pixels
 from explainers.models.model import TargetModel
 
 
@@ -78,7 +78,7 @@ def masked_outputs(
 
 
 @checks_choices
-def masked_probabilities(
+def masked_scores(
     target: TargetModel,
     normalised: Tensor,
     classes: Tensor,
@@ -87,14 +87,16 @@ def masked_probabilities(
     removal: Removal = "zero",
     chunk_size: int = 256,
 ) -> Tensor:
-    """Compute the probability of one class (B,) of every image under each of its M masks, (B, M).
+    """Compute the score of one class (B,), such as its probability, of every image under each of its M masks, (B, M).
 
     The other arguments are those of `masked_outputs`.
     """
-    probabilities = masked_outputs(
-        target, lambda embeddings: target.classify(embeddings).softmax(-1), normalised, keep, grid, removal, chunk_size
-    )
-    return probabilities.take_along_dim(classes[:, None, None], -1)[..., 0]
+
+    def score(embeddings: Tensor) -> Tensor:
+        return target.scores(target.classify(embeddings))
+
+    scores = masked_outputs(target, score, normalised, keep, grid, removal, chunk_size)
+    return scores.take_along_dim(classes[:, None, None], -1)[..., 0]
 
 
 def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tensor:
@@ -117,7 +119,7 @@ def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tens
         raise ValueError(f"expected the same number of visible patches in every image, got {sizes.tolist()}")
     if sizes[0] == 0 and not _pools_prefix(target.backbone):
         return target.embed(torch.zeros_like(normalised))
-    with _drop_hidden_tokens(target, keep):
+    with _drop_hidden_tokens(target, keep.unflatten(-1, map_shape(keep.shape[-1], normalised.shape[-2:]))):
         return target.embed(normalised)
 
 
@@ -153,12 +155,12 @@ def _drop_hidden_tokens(target: TargetModel, keep: Tensor) -> Iterator[None]:
 
 
 def _expand_to_tokens(target: TargetModel, keep: Tensor, tokens: int) -> Tensor:
-    """Convert masks of patches (b, N) to masks of the target's patch tokens, (b, tokens)."""
-    side, own = isqrt(keep.shape[-1]), isqrt(tokens)
-    if own**2 != tokens or own % side:
+    """Convert masks of patches (b, rows, columns) to masks of the target's patch tokens, (b, tokens)."""
+    rows, columns = keep.shape[1:]
+    finer = math.isqrt(tokens // (rows * columns))
+    if rows * columns * finer**2 != tokens:
         raise InputError(
             f"expected a grid whose patches consist of those of {target.name}, which has {tokens} patch tokens, got"
-            f" {side} × {side} patches: take the model's patch_size, or a multiple of it"
+            f" {rows} × {columns} patches: take the model's patch_size, or a multiple of it"
         )
-    visible = keep.unflatten(-1, (side, side))
-    return visible.repeat_interleave(own // side, -1).repeat_interleave(own // side, -2).flatten(1)
+    return keep.repeat_interleave(finer, -1).repeat_interleave(finer, -2).flatten(1)

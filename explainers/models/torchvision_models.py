@@ -60,10 +60,10 @@ CONVNEXT: Table = (
 )
 
 
-def _vit(model: Any, weights: Weights, image_size: int) -> Mapped:
+def _vit(model: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     first = model.encoder.layers[0]
     sizes = {
-        "img_size": image_size,
+        "img_size": size,
         "patch_size": model.patch_size,
         "embed_dim": model.hidden_dim,
         "depth": len(model.encoder.layers),
@@ -74,7 +74,7 @@ def _vit(model: Any, weights: Weights, image_size: int) -> Mapped:
     return "vit_base_patch16_224", sizes, rename_weights(weights, VIT)
 
 
-def _swin(model: Any, weights: Weights, image_size: int) -> Mapped:
+def _swin(model: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     stages = model.features[1::2]
     first = stages[0][0]
     named = rename_weights(weights, SWIN)
@@ -85,7 +85,7 @@ def _swin(model: Any, weights: Weights, image_size: int) -> Mapped:
             prefix = name.removesuffix("qkv.bias")
             named |= {f"{prefix}q_bias": query, f"{prefix}v_bias": value}
     sizes = {
-        "img_size": image_size,
+        "img_size": size,
         "patch_size": model.features[0][0].kernel_size[0],
         "embed_dim": model.features[0][0].out_channels,
         "depths": tuple(len(stage) for stage in stages),
@@ -97,7 +97,7 @@ def _swin(model: Any, weights: Weights, image_size: int) -> Mapped:
     return "swinv2_tiny_window8_256" if second_version else "swin_tiny_patch4_window7_224", sizes, named
 
 
-def _resnet(model: Any, weights: Weights, image_size: int) -> Mapped:
+def _resnet(model: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     sizes = {
         "block": Bottleneck if hasattr(stages[0][0], "conv3") else BasicBlock,
@@ -108,7 +108,7 @@ def _resnet(model: Any, weights: Weights, image_size: int) -> Mapped:
     return "resnet50", sizes, rename_weights(weights, RESNET)
 
 
-def _convnext(model: Any, weights: Weights, image_size: int) -> Mapped:
+def _convnext(model: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     stages = model.features[1::2]
     named = rename_weights(weights, CONVNEXT)
     flat = {name: weight.flatten() if name.endswith("gamma") else weight for name, weight in named.items()}
@@ -132,7 +132,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         raise Unmapped(f"only {', '.join(FAMILIES)} of torchvision are converted")
     convert, head_of = FAMILIES[family]
     try:
-        architecture, arguments, named = convert(model, model.state_dict(), inputs.image_size)
+        architecture, arguments, named = convert(model, model.state_dict(), inputs.size)
         head = linear_part(head_of(model))
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise Unmapped(f"it is not built as torchvision's {family} is ({error})") from error
@@ -144,31 +144,32 @@ def is_model(module: nn.Module) -> bool:
     return type(module).__name__ in FAMILIES
 
 
-def find_inputs(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
+def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = None) -> Inputs:
     """Return the images that a model of torchvision takes.
 
     Args:
         model: the model.
         weights: the entry of torchvision's enumeration that the model was built with, such as
             `ResNet50_Weights.DEFAULT`: its mean, standard deviation, image size and class names are taken.
-        image_size: side of the images in pixels; None takes that of the model, or of the weights, or 224. An InputError
-            names a size that the model does not take.
+        size: height and width of the images in pixels; None takes those of the model, or of the weights, or 224. An
+            InputError names a size that the model does not take.
     """
     own = getattr(model, "image_size", None)  # of a ViT, whose positions fix it
-    if own and image_size not in (None, own):
+    if own and size not in (None, (own, own)):
         raise InputError(
-            f"expected image_size={own}, as this {type(model).__name__} takes, got {image_size}: drop image_size"
+            f"expected image_size={own}, as this {type(model).__name__} takes, got another: drop image_size"
         )
-    size = image_size or own
+    if type(model).__module__.startswith("torchvision.models.detection"):
+        return Inputs(size or (224, 224), (0.0,) * 3, (1.0,) * 3, "because a detector normalises pixels itself")
     if weights is None:
-        side = size or 224
-        usual = ImageTransform((side, side), "center", 0.875, "bilinear")
+        size = size or (own or 224,) * 2
+        usual = ImageTransform(size, "center", 0.875, "bilinear")
         origin = "the usual ones of torchvision's weights"
-        return Inputs(side, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, origin, transform=usual)
+        return Inputs(size, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, origin, transform=usual)
     try:
         found, classes = read_processor(weights.transforms()), list(weights.meta.get("categories", ()))
-        side = size or found.transform.size[0]
-        return Inputs(side, found.mean, found.std, f"those of {weights}", classes, found.transform)
+        size = size or ((own, own) if own else found.transform.size)
+        return Inputs(size, found.mean, found.std, f"those of {weights}", classes, found.transform)
     except AttributeError as error:
         raise InputError(
             f"expected weights as torchvision names them, such as ResNet50_Weights.DEFAULT, got {weights!r}: load a"

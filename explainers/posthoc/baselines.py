@@ -35,7 +35,7 @@ class Chance(nn.Module):
         # The seed depends on the image only, so that the other images of the batch have no influence
         seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-        scores = [torch.rand(self.grid.side, self.grid.side, generator=generator) for generator in generators]
+        scores = [torch.rand(self.grid.shape, generator=generator) for generator in generators]
         return torch.stack(scores).to(images.device)
 
 
@@ -132,7 +132,7 @@ class GreedyOrder(MaskMethod):
 
     def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
         def value(sets: Tensor) -> Tensor:
-            inserted, deleted = self.probabilities(normalised, classes, torch.cat([sets, ~sets], 1)).chunk(2, 1)
+            inserted, deleted = self.score_masks(normalised, classes, torch.cat([sets, ~sets], 1)).chunk(2, 1)
             return inserted - deleted
 
         patches = self.grid.num_patches

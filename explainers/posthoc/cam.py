@@ -10,12 +10,11 @@ can divide by almost 0. The formulas take features x (B, ..., D) and gradients â
 
 from collections.abc import Callable
 from functools import partial
-from math import isqrt
 from typing import Literal
 
 from torch import Tensor
 
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.posthoc.gradients import input_x_gradient
 from explainers.posthoc.layerwise import Layerwise
@@ -122,7 +121,7 @@ class GradCAM(Layerwise):
             return tokens
         prefix = num_prefix_tokens(self.target)
         patches = tokens.narrow(dim, prefix, tokens.shape[dim] - prefix)
-        return patches.unflatten(dim, (isqrt(patches.shape[dim]), -1))
+        return patches.unflatten(dim, map_shape(patches.shape[dim], self.grid.shape))
 
     def _map(self, features: Tensor, gradient: Tensor) -> Tensor:
         scores = self.weighted(features, gradient)

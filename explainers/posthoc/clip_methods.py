@@ -1,7 +1,6 @@
 """Methods made for CLIP: Grad-ECLIP, and the dense similarity of MaskCLIP and NACLIP."""
 
 from contextlib import AbstractContextManager
-from math import isqrt
 from typing import Literal
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.errors import UnsupportedModel, check_integers, check_positive, check_range
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import add_maps
 from explainers.posthoc.patch_vectors import PatchVectors
@@ -173,17 +172,18 @@ class NACLIP(DenseSimilarity):
 
     def _tokens(self, record: HeadsRecord) -> Tensor:
         keys, values, prefix = record.keys[0], record.values[0], num_prefix_tokens(self.target)
-        near = neighbourhood_kernel(isqrt(keys.shape[2] - prefix), self.std, keys.device).to(keys.dtype)
+        shape = map_shape(keys.shape[2] - prefix, self.grid.shape)
+        near = neighbourhood_kernel(shape, self.std, keys.device).to(keys.dtype)
         mixed = F.scaled_dot_product_attention(keys, keys, values, F.pad(near, (prefix, 0, prefix, 0)))
         return project_heads(self.target, mixed, self.last)
 
 
-def neighbourhood_kernel(side: int, std: float, device: torch.device | None = None) -> Tensor:
-    """Compute ω_ij = exp(−‖p_i − p_j‖² / 2σ²) of the positions p of `side` × `side` patches, (N, N); σ is `std`.
+def neighbourhood_kernel(shape: tuple[int, int], std: float, device: torch.device | None = None) -> Tensor:
+    """Compute ω_ij = exp(−‖p_i − p_j‖² / 2σ²) of the positions p of rows × columns of patches, (N, N); σ is `std`.
 
-    >>> (100 * neighbourhood_kernel(2, std=1.0)[0]).round().tolist()
+    >>> (100 * neighbourhood_kernel((2, 2), std=1.0)[0]).round().tolist()
     [100.0, 61.0, 61.0, 37.0]
     """
-    along = torch.arange(side, dtype=torch.float32, device=device)
-    kernel = (-(along[:, None] - along).square() / (2 * std**2)).exp()
-    return torch.kron(kernel, kernel)
+    along = [torch.arange(size, dtype=torch.float32, device=device) for size in shape]
+    rows, columns = ((-(each[:, None] - each).square() / (2 * std**2)).exp() for each in along)
+    return torch.kron(rows, columns)

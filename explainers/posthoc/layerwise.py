@@ -25,7 +25,7 @@ class Layerwise(WhiteBox):
         super().__init__(target, grid, output)
         self.start = layer_index(target, layer, self.layers())
         if self.on_stages:  # raises an InputError now rather than in the first batch
-            check_stages(self.target, grid.image_size, self.start)
+            check_stages(self.target, grid.size, self.start)
 
     layer_options: tuple[str, ...] = ("layer",)
     """Names of the options that say which layer alone is the heatmap, and how; aggregations do without them."""
@@ -115,7 +115,7 @@ class Aggregation(WhiteBox):
         self.on_stages = method.on_stages
         self.start = middle_layer(self.layers()) if start is None else layer_index(target, start, self.layers())
         if self.on_stages:
-            check_stages(self.target, grid.image_size, self.start)
+            check_stages(self.target, grid.size, self.start)
         self.reads = method.reads
         self.rules = method.rules
         self.ignores_classes = method.ignores_classes

@@ -105,6 +105,6 @@ class LIME(MaskMethod):
 
     def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
         keep = lime_samples(self.samples, self.grid.num_patches, self.seed, normalised.device)
-        scores = self.probabilities(normalised, classes, keep.expand(len(normalised), -1, -1))
+        scores = self.score_masks(normalised, classes, keep.expand(len(normalised), -1, -1))
         weights = sample_weights(normalised, keep, self.grid, self.kernel_width)
         return fit_linear(keep, scores, weights, self.alpha, self.lasso)

@@ -4,7 +4,6 @@ RISE and Score-CAM multiply normalised images with soft masks, so a hidden pixel
 an image do not depend on the other images of its batch.
 """
 
-from math import isqrt
 from typing import Literal
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 
 from explainers import Details
 from explainers.errors import InputError, check_positive, check_range, checks_choices
-from explainers.masking import PatchGrid, Removal, neighbourhoods
+from explainers.masking import PatchGrid, Removal, map_shape, neighbourhoods
 from explainers.models import TargetModel
 from explainers.models.inputs import validate_classes
-from explainers.models.removal import check_removal, masked_probabilities
+from explainers.models.removal import check_removal, masked_scores
 from explainers.posthoc.soft_masks import (
+    Size,
     cosine_distances,
     mean_similarity,
     patch_means,
@@ -57,15 +57,15 @@ class MaskMethod(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
-        return self.patch_scores(*self._prepare(images, classes)).unflatten(-1, (self.grid.side, -1))
+        return self.patch_scores(*self._prepare(images, classes)).unflatten(-1, self.grid.shape)
 
     def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
         """Explain classes (B,) of normalised images (B, C, H, W): scores of patches (B, N)."""
         raise NotImplementedError
 
-    def probabilities(self, normalised: Tensor, classes: Tensor, keep: Tensor) -> Tensor:
-        """Compute the probabilities (B, M) of classes (B,) where only the patches `keep` (B, M, N) are visible."""
-        return masked_probabilities(self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size)
+    def score_masks(self, normalised: Tensor, classes: Tensor, keep: Tensor) -> Tensor:
+        """Compute the scores (B, M) of classes (B,) where only the patches `keep` (B, M, N) are visible."""
+        return masked_scores(self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size)
 
     def _prepare(self, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Check uint8 images and their classes, and return normalised images and the classes."""
@@ -114,41 +114,46 @@ class Occlusion(MaskMethod):
     def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
         near = self.near.to(normalised.device)
         keep = torch.cat([torch.ones_like(near[:1]), ~near]).expand(len(normalised), -1, -1)  # (B, 1 + N, N)
-        probabilities = self.probabilities(normalised, classes, keep)
-        return probabilities[:, :1] - probabilities[:, 1:]
+        scores = self.score_masks(normalised, classes, keep)
+        return scores[:, :1] - scores[:, 1:]
 
 
 class RandomMasks:
     """RISE's masks (Petsiuk et al., 2018, Section 3.2): random grids, up-sampled and cropped.
 
-    A cell is up-sampled to ⌈H / cells⌉ pixels per side. A grid of `cells` × `cells` is up-sampled to the size of
-    `cells` + 1 such cells per side, and cropped to H × W pixels at a random place.
+    A cell is up-sampled to ⌈H / cells⌉ × ⌈W / cells⌉ pixels. A grid of `cells` × `cells` is up-sampled to the size of
+    `cells` + 1 such cells along each side, and cropped to H × W pixels at a random place.
 
     Args:
         count: M, number of masks, the same for all images.
         cells: cells per side.
         probability: probability that a cell is visible.
-        size: H = W, side of the image in pixels.
+        size: H and W, height and width of the image in pixels.
         seed: seed of the cells and the shifts.
         device: where the masks are computed.
     """
 
     def __init__(
-        self, count: int, cells: int = 7, probability: float = 0.5, *, size: int, seed: int, device: torch.device
+        self, count: int, cells: int = 7, probability: float = 0.5, *, size: Size, seed: int, device: torch.device
     ) -> None:
-        pixels = -(-size // cells)
+        pixels = [-(-side // cells) for side in size]
         self.size = size
         numbers = torch.arange(count * (cells**2 + 2), device=device).view(count, -1)
         draws = uniform(numbers, seed)
         self.cells = (draws[:, 2:] < probability).to(finest_dtype(device)).view(count, cells, cells)
-        self.shifts = (draws[:, :2] * pixels).long()  # (M, 2): row and column, in 0 ... pixels − 1
+        self.shifts = (
+            draws[:, :2] * torch.tensor(pixels, device=device)
+        ).long()  # (M, 2): row and column, below pixels
         # In float64, like all products of matrices here: autocast would compute them in bfloat16
-        self.weights = upsampling_matrix(cells, (cells + 1) * pixels, device)
+        self.weights = [upsampling_matrix(cells, (cells + 1) * each, device) for each in pixels]
 
     def __call__(self, numbers: Tensor) -> Tensor:
         """Compute the masks of these numbers (n,) → (n, 1, H, W), in [0, 1]."""
-        window = self.shifts[numbers][..., None] + torch.arange(self.size, device=numbers.device)  # (n, 2, H)
-        rows, columns = self.weights[window].unbind(1)  # (n, H, cells) each
+        shifts = self.shifts[numbers].mT[..., None]  # (2, n, 1)
+        rows, columns = (  # (n, H, cells) and (n, W, cells)
+            weights[shift + torch.arange(side, device=numbers.device)]
+            for weights, shift, side in zip(self.weights, shifts, self.size, strict=True)
+        )
         return (rows @ self.cells[numbers] @ columns.mT)[:, None].float()
 
 
@@ -183,13 +188,16 @@ class RISE(SoftMaskMethod):
         self.seed = seed
 
     def saliency(self, normalised: Tensor, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        count, size, device = self.masks, normalised.shape[-1], normalised.device
+        count, size, device = self.masks, self.grid.size, normalised.device
         masks = RandomMasks(count, self.cells, self.probability, size=size, seed=self.seed, device=device)
         image = torch.arange(len(normalised), device=device).repeat_interleave(count)
         scores = score_soft_masks(
             self.target, normalised, classes, image, lambda pairs: masks(pairs % count), chunk_size=self.chunk_size
         )
-        sums = weighted_sums(masks, scores.view(-1, count), self.chunk_size)
+        scores = scores.view(-1, count)
+        if self.target.score == "value":  # which has no natural zero: a large mean would show the density of the masks
+            scores = scores - scores.mean(1, keepdim=True)
+        sums = weighted_sums(masks, scores, self.chunk_size)
         return (sums / (self.probability * count)).float(), {}
 
 
@@ -223,10 +231,10 @@ class ScoreCAM(SoftMaskMethod):
         self.forward_passes = target.map_channels([self.block])[0] + 1
 
     def saliency(self, normalised: Tensor, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        size, count = normalised.shape[-1], len(normalised)
+        size, count = self.grid.size, len(normalised)
         chunks = [self.target.embed_with_maps(part, [self.block])[1][0] for part in normalised.split(self.chunk_size)]
         features = torch.cat(chunks).mT.float()  # (B, channels, h · w)
-        features = features.unflatten(-1, (isqrt(features.shape[-1]), -1))
+        features = features.unflatten(-1, map_shape(features.shape[-1], size))
         masks, varies = unit_range(features.flatten(0, 1), size)
         of_images = zip(masks.view_as(features), varies.view(count, -1), strict=True)
         similarity = torch.stack([mean_similarity(cosine_distances(own[which], size)) for own, which in of_images])

@@ -58,8 +58,8 @@ class CAM(PatchVectors):
 
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, output)
-        side = grid.image_size
-        noise = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0)).to(target.mean.device)
+        shape, generator = (1, target.channels, *grid.size), torch.Generator().manual_seed(0)
+        noise = torch.rand(shape, generator=generator).to(target.mean.device)
         if not self._averages(noise):
             raise UnsupportedModel(
                 "a model that averages its last feature map",

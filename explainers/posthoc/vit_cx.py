@@ -167,7 +167,7 @@ class ViTCX(SoftMaskMethod):
     @torch.no_grad()
     def masks(self, normalised: Tensor) -> list[ImageMasks]:
         """Compute the masks of each image, (B, C, H, W)."""
-        size, device = normalised.shape[-1], normalised.device
+        size, device = self.grid.size, normalised.device
         if self.random is not None:
             masks = RandomMasks(self.random, size=size, seed=self.seed, device=device)
             numbers, unknown = torch.arange(self.random, device=device), torch.tensor(torch.nan, device=device)
@@ -204,7 +204,7 @@ class ViTCX(SoftMaskMethod):
         if not self.sigma:
             return list(probabilities(None).split(counts))
         chunks = zip(normalised.split(self.chunk_size), classes.split(self.chunk_size), strict=True)
-        clean = torch.cat([self.target.probabilities(part).take_along_dim(y[:, None], 1)[:, 0] for part, y in chunks])
+        clean = torch.cat([self.target.score_images(part).take_along_dim(y[:, None], 1)[:, 0] for part, y in chunks])
         noisy = probabilities(lambda pairs: normalised[image[pairs]] + noise(pairs))  # f(y | X + ε)
         return list((probabilities(noise) + (clean[image] - noisy)).split(counts))
 

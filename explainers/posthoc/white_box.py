@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import checks_choices
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.models.gradients import compute_gradient
 from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
+from explainers.models.scores import check_probabilities, log_odds
 from explainers.transformer.blocks import find_blocks, head_projections, is_transformer, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, record_pass
 from explainers.transformer.rules import Rules
@@ -29,6 +30,7 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
 
     For the logit of a linear head, v is the row v_y of the class. For the probability it is p_y (v_y − Σ_k p_k v_k).
     For the log-odds log p_y / (1 − p_y), it is v_y minus the mean of the other rows, weighted by their probabilities.
+    The probability of a `sigmoid` is p_y (1 − p_y) v_y, its log-odds v_y; the only score of a `value` is v_y.
 
     Args:
         target: the model whose head classifies the embeddings.
@@ -42,22 +44,23 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
     with torch.inference_mode(False), torch.enable_grad():
         embeddings = embeddings.detach().float().clone().requires_grad_()
         logits = target.classify(embeddings)
-        own = classes.clone()[:, None]  # a copy, because inference tensors have no gradient
-        of_class = (logits.softmax(-1) if output == "probability" else logits).gather(-1, own)[:, 0]
-        if output == "log_odds" and logits.shape[-1] > 1:  # a single logit is the log-odds itself
-            of_class = of_class - logits.scatter(-1, own, -torch.inf).logsumexp(-1)
+        own = classes.clone()  # a copy, because inference tensors have no gradient
+        if output == "log_odds":
+            of_class = log_odds(logits, own, target.score)
+        else:
+            of_class = (target.scores(logits) if output == "probability" else logits).gather(-1, own[:, None])[:, 0]
         return compute_gradient(embeddings, of_class, target, "its head")
 
 
-def sum_on_grid(scores: Tensor, side: int) -> Tensor:
-    """Resample scores (..., h, w) to (..., P, P): each score is split by area of overlap, so their sum stays the same.
+def sum_on_grid(scores: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Resample scores (..., h, w) to (..., rows, columns): each is split by area of overlap, so the sum stays the same.
 
-    >>> sum_on_grid(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), side=1).tolist()
+    >>> sum_on_grid(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), shape=(1, 1)).tolist()
     [[10.0]]
     """
-    if scores.shape[-2:] == (side, side):
+    if scores.shape[-2:] == shape:
         return scores
-    rows, columns = (_shares(size, side).to(scores) for size in scores.shape[-2:])
+    rows, columns = (_shares(old, new).to(scores) for old, new in zip(scores.shape[-2:], shape, strict=True))
     return rows @ scores @ columns.mT
 
 
@@ -94,7 +97,8 @@ class FunctionalMethod(nn.Module):
     Args:
         target: the model to explain, a timm transformer unless the method says otherwise.
         grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`. Of a `value`, the first two
+            are the value, and the last is refused.
     """
 
     signed: bool = True
@@ -110,6 +114,8 @@ class FunctionalMethod(nn.Module):
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__()
         target.check_grid(grid)
+        if output == "log_odds":
+            check_probabilities(target, "output=log_odds", "take output=logit, the value itself")
         self.target = target.in_eval_mode()
         self.grid = grid
         self.output = output
@@ -134,7 +140,7 @@ class FunctionalMethod(nn.Module):
 
     def patches_on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores of the model's own patches, (B, V, N'), to the grid: (B, V, P, P)."""
-        return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
+        return sum_on_grid(scores.unflatten(-1, map_shape(scores.shape[-1], self.grid.shape)), self.grid.shape)
 
 
 class WhiteBox(FunctionalMethod):
@@ -190,7 +196,7 @@ class WhiteBox(FunctionalMethod):
         """Bring scores of tokens (B, V, T), or of feature maps (B, V, h, w), to the grid: (B, V, P, P)."""
         if scores.dim() == 3:
             return self.patches_on_grid(scores[..., num_prefix_tokens(self.target) :])
-        return sum_on_grid(scores, self.grid.side)
+        return sum_on_grid(scores, self.grid.shape)
 
     def readout(self, num_tokens: int) -> Tensor:
         """Return the weight of each output token in the embedding, (T,); see `blocks.readout`."""

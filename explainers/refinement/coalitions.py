@@ -28,7 +28,7 @@ TEMPERATURE = 2.0  # of the score of a class, see `score_functionals`
 GOLDEN = (math.sqrt(5) - 1) / 2  # the multiples of this number, modulo 1, are spread evenly, however many there are
 
 
-def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:
+def region_coalitions(index: Tensor, shape: tuple[int, int], count: int, seed: int) -> Tensor:
     """Draw coalitions of a few coherent regions: the patches where a smooth random field is highest.
 
     The field interpolates independent numbers, one for 2 × 2 patches. So a coalition has most patches of some objects
@@ -36,23 +36,24 @@ def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) ->
 
     Args:
         index: index of each image in the data set, (B,).
-        num_patches: N, a square number of at least 4.
+        shape: rows and columns of patches, at least 4 patches in all.
         count: number of coalitions for each image.
         seed: a different one for every epoch, see `sampling.stream`.
 
     Returns:
         Boolean, (B, count, N); True for the patches in the coalition. Sizes are uniform in 1 ... N − 1.
 
-    >>> region_coalitions(torch.arange(500), num_patches=9, count=2, seed=0).sum(-1).unique().tolist()
+    >>> region_coalitions(torch.arange(500), (3, 3), count=2, seed=0).sum(-1).unique().tolist()
     [1, 2, 3, 4, 5, 6, 7, 8]
     """
+    num_patches = math.prod(shape)
     check_coalitions(num_patches)
     coalition = index[:, None] * count + torch.arange(count, device=index.device)
-    field, draw = smooth_fields(coalition, num_patches, seed)
+    field, draw = smooth_fields(coalition, shape, seed)
     return _highest(field, 1 + (draw * (num_patches - 1)).long())
 
 
-def rank_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) -> Tensor:
+def rank_coalitions(numbers: Tensor, scores: Tensor, shape: tuple[int, int], noise: float, seed: int) -> Tensor:
     """Draw coalitions around rankings of the patches: those where scores and a smooth random field are highest.
 
     Both are scaled to mean 0 and standard deviation 1 over the patches before the field is multiplied by `noise`. Equal
@@ -68,27 +69,27 @@ def rank_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) ->
         Boolean, (B, M, N).
 
     >>> scores = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
-    >>> rank_coalitions(torch.tensor([0, 1, 3]), scores, noise=0.001, seed=0)[0].int().tolist()
+    >>> rank_coalitions(torch.tensor([0, 1, 3]), scores, (2, 2), noise=0.001, seed=0)[0].int().tolist()
     [[0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 1]]
     """
     num_patches = scores.shape[-1]
     check_coalitions(num_patches)
-    field, _ = smooth_fields(numbers, num_patches, seed)
+    field, _ = smooth_fields(numbers, shape, seed)
     ranked = standardise(to_float64(scores))
     mixed = (ranked if scores.dim() == 3 else ranked[:, None]) + noise * standardise(field)
     place = to_float64(numbers) * GOLDEN % 1
     return _highest(mixed, 1 + (place * (num_patches - 1)).long().expand(len(scores), -1))
 
 
-def smooth_fields(numbers: Tensor, num_patches: int, seed: int) -> tuple[Tensor, Tensor]:
+def smooth_fields(numbers: Tensor, shape: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
     """Compute a smooth random field over the patches (..., N), and a number in [0, 1), for every number (...)."""
-    side = math.isqrt(num_patches)
-    cells = math.ceil(side / 2) + 3
-    draws = uniform(numbers[..., None] * (cells**2 + 1) + torch.arange(cells**2 + 1, device=numbers.device), seed)
-    coarse = draws[..., 1:].reshape(-1, 1, cells, cells)
+    cells = [math.ceil(side / 2) + 3 for side in shape]
+    count = math.prod(cells) + 1
+    draws = uniform(numbers[..., None] * count + torch.arange(count, device=numbers.device), seed)
+    coarse = draws[..., 1:].reshape(-1, 1, *cells)
     # The interpolation varies more at its border, which would be drawn first
-    field = F.interpolate(coarse, scale_factor=2, mode="bicubic")[..., 3 : 3 + side, 3 : 3 + side]
-    return field.reshape(*numbers.shape, num_patches), draws[..., 0]
+    field = F.interpolate(coarse, scale_factor=2, mode="bicubic")[..., 3 : 3 + shape[0], 3 : 3 + shape[1]]
+    return field.reshape(*numbers.shape, -1), draws[..., 0]
 
 
 def standardise(scores: Tensor) -> Tensor:
@@ -134,10 +135,13 @@ def find_round(pair: int) -> tuple[int, int]:
 
 
 @checks_choices
-def draw_coalitions(fit: Draw, first: int, last: int, scores: Tensor, noise: float, seed: int) -> Tensor:
+def draw_coalitions(
+    fit: Draw, first: int, last: int, scores: Tensor, shape: tuple[int, int], noise: float, seed: int
+) -> Tensor:
     """Draw the coalitions with the numbers `first` to `last` − 1, boolean (B, M, N); see `refine`.
 
-    They depend on these numbers, the seed, and for `ranking` on the scores of the patches (B, N) alone.
+    They depend on these numbers, the seed, and for `ranking` on the scores of the patches (B, N) alone, which
+    have the rows and columns of `shape`.
     """
     seed = stream("coalitions", seed, 0)
     if fit == "shapley":
@@ -145,7 +149,7 @@ def draw_coalitions(fit: Draw, first: int, last: int, scores: Tensor, noise: flo
         keep = shapley_coalitions(index, scores.shape[-1], last, seed, paired=False, power=POWER)
         return keep[:, first:].expand(len(scores), -1, -1)
     numbers = torch.arange(first, last, device=scores.device)
-    return rank_coalitions(numbers, torch.zeros_like(scores) if fit == "regions" else scores, noise, seed)
+    return rank_coalitions(numbers, torch.zeros_like(scores) if fit == "regions" else scores, shape, noise, seed)
 
 
 @checks_choices

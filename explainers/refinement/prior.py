@@ -55,7 +55,7 @@ class Prior:
 
     def _checked(self, heatmaps: Any, *several: int) -> Tensor:
         """Check heatmaps (B, P, P), or (B, V, P, P) of several functionals: (B, V, N)."""
-        shape = len(self.images), *several, self.grid.side, self.grid.side
+        shape = len(self.images), *several, *self.grid.shape
         return to_float64(check_prior(heatmaps, shape, "heatmaps")).reshape(len(self.images), -1, self.grid.num_patches)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
-from explainers.models.functionals import head_functionals
+from explainers.models.functionals import choose_temperature, head_functionals
 from explainers.models.inputs import check_functionals, validate_classes
 from explainers.models.removal import masked_outputs
 from explainers.refinement.coalitions import (
@@ -157,7 +157,7 @@ class Refinement:
             ranked = start if self.fit == "ranking" else 0  # other draws do not read the scores
             scores = self._attribute(self.functionals, self._heatmaps, ranked)[0][:, 0]
             first, last = len(self.pairs), min(end, wanted)
-            self.pairs.add(draw_coalitions(self.fit, first, last, scores, self.noise, self.seed))
+            self.pairs.add(draw_coalitions(self.fit, first, last, scores, self.grid.shape, self.noise, self.seed))
         return self
 
     def until(self, tolerance: float, passes: int) -> Self:
@@ -195,7 +195,8 @@ class Refinement:
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """v (B, 1, D) of the explained score of classes (B,) at the images, and the prior heatmaps (B, 1, N)."""
         classes = validate_classes(classes, self.prior.images, self.target.num_classes)
-        functionals = head_functionals(self.target.head, self.prior.embeddings, self.temperature, classes)[:, None]
+        temperature = choose_temperature(self.target.score, self.temperature)
+        functionals = head_functionals(self.target.head, self.prior.embeddings, temperature, classes)[:, None]
         return functionals, self.prior.of_classes(classes, functionals)
 
     def _of_functionals(self, functionals: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,7 +215,7 @@ class Refinement:
     def _read(self, functionals: Tensor, priors: Tensor, several: bool) -> Estimate:
         """Attribute functionals (B, V, D), whose prior heatmaps are (B, V, N), to patches on the grid."""
         parts = self._attribute(functionals, priors, len(self.pairs))
-        on_grid = [each.to(self.prior.embeddings).unflatten(-1, (self.grid.side, -1)) for each in parts]
+        on_grid = [each.to(self.prior.embeddings).unflatten(-1, self.grid.shape) for each in parts]
         return Estimate(*(on_grid if several else [each[:, 0] for each in on_grid]))
 
     def _attribute(self, functionals: Tensor, priors: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,8 @@ class Picture:
         name: name of the image, such as its file or number.
         image: uint8, (3, H, W).
         label: name of its class; `None` if it is unknown.
-        classes: name → probability of the explained classes; the first is the one that all explainers explain.
+        classes: name → score, such as the probability, of the explained classes; the first is the one that all
+            explainers explain.
         heatmaps: explainer → class → heatmap (rows, columns); an explainer of a single class has only that.
         truth: True in the boxes of the object, boolean (H, W); `None` if it is unknown.
         signed: explainer → whether its heatmaps are signed, see `overlay`.
@@ -114,7 +115,8 @@ def gallery_html(
         "pale": PALE,
         "constant": CONSTANT,
         "legends": [
-            {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed)} for signed in (True, False)
+            {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed, "it")}
+            for signed in (True, False)
         ],
         "steps": STEPS,
         "explainers": [

@@ -24,14 +24,14 @@ PALE = 0.5  # how much of its colour the photo loses below a heatmap, so that th
 WHITE = 0.6  # how white the grey is where the model does not see the photo
 LINE = 90  # grey of the line around the part that the model sees
 GREY = (200, 200, 200)  # RGB below the colours of legends
-UNSEEN = "; grey: not seen by the model"
+UNSEEN = "grey: not seen by the model"
 CONSTANT = "constant: no patch differs from another"
 """What pictures say of a heatmap whose patches have one value, which has no colours."""
 
 SIZE = 640  # longer side of a panel in pixels
 TEXT = (28, 30, 33)  # RGB of letters
 PIXELATED = 160  # side in pixels up to which images are enlarged without interpolation: it would blur them
-SATURATED = 0.05  # fraction of patches that have the full colour, so that one outlier does not make all others pale
+SATURATED = 0.03  # fraction of patches that have the full colour, so that one outlier does not make all others pale
 ROUNDING = 1e-6
 """Largest standard deviation of a heatmap that is called constant, relative to its largest absolute value."""
 
@@ -106,13 +106,17 @@ def legend_colours(signed: bool, count: int) -> list[list[int]]:
     return grey.lerp(torch.stack(rgb, -1), OPACITY * opacity[:, None] / 255).round().int().tolist()
 
 
-def ends(signed: bool, explained: str = "the class") -> tuple[str, ...]:
-    """What the scale says, from its lowest to its highest value.
+def ends(signed: bool, explained: str = "the class", against: str = "") -> tuple[str, ...]:
+    """What the scale says, from its lowest to its highest value, of a class or its contrast with another one.
 
     >>> ends(True, "zebra")
     ('speaks against zebra', 'no effect', 'speaks for zebra')
     """
-    words = f"speaks against {explained}", "no effect", f"speaks for {explained}"
+    words = (
+        f"speaks for {against}" if against else f"speaks against {explained}",
+        "no effect",
+        f"speaks for {explained}",
+    )
     return words if signed else (f"less important for {explained}", "more important")
 
 
@@ -148,7 +152,7 @@ def overlay(
     >>> overlay(image, torch.tensor([[0.0, 0.0], [0.0, 1.0]]), opacity=1, smooth=False, signed=True)[:, 1].tolist()
     [[100, 255], [100, 220], [100, 0]]
     """
-    check_drawn(image, heatmap, opacity)
+    _check_drawn(image, heatmap, opacity)
     left, top, right, bottom = _round_box(image, box)
     shades = enlarge_shades(colour_scale(heatmap, signed).shades(heatmap), (bottom - top, right - left), smooth)
     colours = colour_shades(shades[max(-top, 0) :, max(-left, 0) :]).permute(2, 0, 1)
@@ -185,7 +189,7 @@ def _round_box(image: Tensor, box: Box | None) -> tuple[int, int, int, int]:
     return left, top, right, bottom
 
 
-def check_drawn(image: Tensor, heatmap: Tensor, opacity: float = OPACITY) -> None:
+def _check_drawn(image: Tensor, heatmap: Tensor, opacity: float) -> None:
     """Raise an InputError unless image and heatmap can be drawn with this opacity."""
     check_range(0, 1, opacity=opacity)
     if image.dim() != 3 or len(image) != 3 or image.dtype != torch.uint8 or heatmap.dim() != 2:
@@ -225,6 +229,7 @@ def draw_annotated(
     size: int = SIZE,
     smooth: bool = True,
     signed: bool | None = None,
+    against: str = "",
 ) -> Image.Image:
     """Draw a photo, and beside it the heatmap over the photo, below a title and above a legend of the colours.
 
@@ -239,6 +244,7 @@ def draw_annotated(
         method: what computed the heatmap, in small letters below the title.
         box: where in the photo the heatmap is, see `draw_on_photo`, as for `size` and `smooth`.
         signed: see `overlay`.
+        against: the one class or text from which it is told apart, for the legend.
 
     >>> draw_annotated(Image.new("RGB", (32, 32)), torch.eye(4), "tabby 0.83", "tabby", "GAE", size=320).size
     (676, 438)
@@ -249,14 +255,15 @@ def draw_annotated(
     along, down = (0, drawn.height + gap) if stacked else (drawn.width + gap, 0)
     width, height = max(drawn.width + along, size), drawn.height + down
     what = "what speaks for and against it" if scale.signed else "what is important for it"
-    whole = box is None or max(box[:2]) <= 0 and box[2] >= photo.width and box[3] >= photo.height
-    lines = [f"{what}, by {method}{'' if whole else UNSEEN}", CONSTANT if scale.constant else ""]
+    unseen = "" if box is None or sees_all(photo, box) else f"; {UNSEEN}"
+    lines = [f"{what}, by {method}{unseen}", CONSTANT if scale.constant else ""]
     canvas, draw, margin, top = titled_canvas(width, height, title, lines, not scale.constant)
     left = margin + (width - drawn.width - along) // 2
     canvas.paste(fit_photo(photo, size), (left, top))
     canvas.paste(drawn, (left + along, top + down))
     if not scale.constant:
-        draw_legend(draw, (margin, top + height + margin), width, scale.signed, ends(scale.signed, explained))
+        words = ends(scale.signed, explained, against)
+        draw_legend(draw, (margin, top + height + margin), width, scale.signed, words)
     return canvas
 
 
@@ -289,6 +296,11 @@ def fit_photo(photo: Image.Image, size: int) -> Image.Image:
     width, height = (max(1, round(side * size / longer)) for side in photo.size)
     kind = Image.Resampling.NEAREST if longer <= PIXELATED else Image.Resampling.BICUBIC
     return photo.resize((width, height), kind, reducing_gap=2)
+
+
+def sees_all(photo: Image.Image, box: Box) -> bool:
+    """Whether a box holds the whole photo, up to half a pixel."""
+    return max(box[:2]) <= 0.5 and box[2] >= photo.width - 0.5 and box[3] >= photo.height - 0.5
 
 
 def scale_box(box: Box, photo: Image.Image, small: Image.Image) -> Box:

@@ -85,11 +85,11 @@ class Pictures(Callback):
 
     def _collect(self, module: Any, batch: Mapping[str, Tensor], outputs: Any, chosen: Tensor) -> None:
         """Keep images of a batch, with the heatmaps of all classes."""
-        probabilities, own = outputs["logits"][chosen].softmax(-1), outputs["classes"][chosen]
-        classes = self._choose_classes(probabilities, own)
+        scores, own = module.target.scores(outputs["logits"][chosen]), outputs["classes"][chosen]
+        classes = self._choose_classes(scores, own)
         entries = {"image": batch["image"], "label": batch["label"], "classes": classes}
         entries |= {"truth": batch["truth"]} if "truth" in batch else {}
-        entries["probabilities"] = probabilities.gather(-1, classes)
+        entries["scores"] = scores.gather(-1, classes)
         passes = forward_passes(module.explainers)
         for name in module.names:
             explainer = module.explainers[name]
@@ -105,11 +105,11 @@ class Pictures(Callback):
             rows = self.rows.setdefault(key, {})
             rows |= dict(zip(batch["index"].tolist(), values.cpu().unbind(0), strict=True))
 
-    def _choose_classes(self, probabilities: Tensor, own: Tensor) -> Tensor:
-        """The explained classes (B, C) of images, from probabilities (B, K) and the class of the metrics (B,)."""
+    def _choose_classes(self, scores: Tensor, own: Tensor) -> Tensor:
+        """The explained classes (B, C) of images, from their scores (B, K) and the class of the metrics (B,)."""
         if isinstance(self.classes, int):
-            others = probabilities.scatter(-1, own[:, None], -1)
-            likely = others.topk(min(self.classes, probabilities.shape[-1]) - 1).indices
+            others = scores.scatter(-1, own[:, None], -torch.inf)
+            likely = others.topk(min(self.classes, scores.shape[-1]) - 1).indices
             return torch.cat([own[:, None], likely], 1)
         return torch.tensor(self.chosen_classes, device=own.device).expand(len(own), -1)
 
@@ -222,7 +222,7 @@ def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
                 name=printable(file),
                 image=tensors["image"][row],
                 label=names[str(label)] if label >= 0 else None,
-                classes=dict(zip(classes, tensors["probabilities"][row].tolist(), strict=True)),
+                classes=dict(zip(classes, tensors["scores"][row].tolist(), strict=True)),
                 heatmaps={name: dict(zip(classes, by_class, strict=False)) for name, by_class in maps.items()},
                 truth=tensors["truth"][row] if "truth" in tensors else None,
                 signed=identity["signed"],

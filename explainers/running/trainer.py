@@ -3,6 +3,7 @@
 import functools
 import io
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, content)  # to a file, torch would report a full disk as a position in the file
         with atomic(path, alone=True) as unfinished:
             unfinished.write_bytes(content.getbuffer())
+
+
+class LabelsAsLogits(Callback):
+    """Replaces the labels in test batches by logits, for the module and for later callbacks.
+
+    Args:
+        logit_of: the logit of each label, see `match_classes`. A label of -1, for an unlabelled image, stays.
+    """
+
+    def __init__(self, logit_of: Sequence[int]) -> None:
+        self.logit_of = list(logit_of)
+
+    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
+        if self.logit_of != list(range(len(self.logit_of))):
+            batch["label"] = torch.tensor([*self.logit_of, -1]).to(batch["label"])[batch["label"]]
 
 
 class CheckSharedFolder(Callback):

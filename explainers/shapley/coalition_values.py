@@ -9,6 +9,7 @@ from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.removal import masked_outputs
+from explainers.models.scores import check_probabilities, log_probabilities
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions
@@ -29,7 +30,7 @@ class CoalitionValues:
         seed: seed of the draws.
         paired: make every second coalition the complement of the one before, which lowers the variance.
         chunk_size: maximum number of masked images in memory.
-        score: score of a class: its probability, log-probability or logit.
+        score: score of a class: its probability (of a model of values, its value), log-probability or logit.
         removal: what replaces the patches outside S, see `Removal`.
     """
 
@@ -49,6 +50,8 @@ class CoalitionValues:
         removal: Removal = "zero",
     ) -> None:
         check_positive(count=count, chunk_size=chunk_size)
+        if score == "log_probability":
+            check_probabilities(target, "score=log_probability", "take score=logit")
         self.target = target.eval()
         self.grid = grid
         self.count = count
@@ -76,7 +79,9 @@ class CoalitionValues:
         logits = self.target.classify(embeddings)
         if self.score == "logit":
             return logits
-        return logits.softmax(-1) if self.score == "probability" else logits.log_softmax(-1)
+        if self.score == "probability":
+            return self.target.scores(logits)
+        return log_probabilities(logits, self.target.score)
 
     def key(self) -> Identity:
         return {"source": "coalition values"} | recipe(self)

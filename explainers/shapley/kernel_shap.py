@@ -198,4 +198,4 @@ class KernelSHAP(nn.Module):
         classes = validate_classes(classes, images, self.target.num_classes)
         index = torch.zeros(len(images), dtype=torch.long, device=images.device)  # equal coalitions for all images
         phi = self.labels({"image": images, "label": classes, "index": index})["shapley"]
-        return phi.unflatten(-1, (self.grid.side, -1))
+        return phi.unflatten(-1, self.grid.shape)

@@ -58,11 +58,11 @@ class ViTShapleyNetwork(nn.Module):
         check_positive(ratio=ratio)
         vit = target.backbone
         sides = vit.patch_embed.grid_size if isinstance(vit, VisionTransformer) else None
-        if sides != (grid.side, grid.side):
+        if sides != grid.shape:
             actual = "not a timm ViT" if sides is None else f"a ViT with {sides[0]} × {sides[1]} patches"
             raise InputError(
-                f"ViT-Shapley needs a timm ViT with the grid's {grid.side} × {grid.side} patches, and {target.name} is "
-                f"{actual}: take the light network or FastSHAP's"
+                f"ViT-Shapley needs a timm ViT with the grid's {grid.shape[0]} × {grid.shape[1]} patches, and"
+                f" {target.name} is {actual}: take the light network or FastSHAP's"
             )
         self.freeze = freeze
         self.ratio = ratio
@@ -119,7 +119,7 @@ class FastSHAPNetwork(nn.Module):
         network: Any = timm.create_model(backbone, pretrained=pretrained, features_only=True, out_indices=fine[-1:])
         self.backbone = backbone
         self.features = network
-        self.side = grid.side
+        self.shape = grid.shape
         self.write = small_linear(network.feature_info.channels()[-1], target.num_classes)
         config = timm.data.resolve_model_data_config(network)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
@@ -128,4 +128,4 @@ class FastSHAPNetwork(nn.Module):
     def forward(self, images: Tensor, embeddings: Tensor | None = None, maps: list[Tensor] | None = None) -> Tensor:
         """Predict (B, N, K) from uint8 images (B, C, H, W); the other arguments are not used."""
         (features,) = self.features((zero_to_one(images) - self.mean) / self.std)
-        return self.write(on_grid(features.flatten(2).mT, self.side))
+        return self.write(on_grid(features.flatten(2).mT, self.shape))

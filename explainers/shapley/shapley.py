@@ -109,8 +109,8 @@ class Shapley(NetworkExplainer):
         normalised = self.target.normalise(images)
         with torch.no_grad():
             rows["embedding"] = self._embeddings(rows)
-            null = self.target.probabilities(torch.zeros_like(normalised[:1]))  # a blank image, (1, K)
-            return rows | {"null": null, "grand": self._logits(rows).softmax(-1)}
+            null = self.target.score_images(torch.zeros_like(normalised[:1]))  # a blank image, (1, K)
+            return rows | {"null": null, "grand": self.target.scores(self._logits(rows))}
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
         """Predict the Shapley values (B, N, K), in float32 because `make_efficient` sums over all patches."""
@@ -119,4 +119,4 @@ class Shapley(NetworkExplainer):
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         phi = predicted.mT if classes is None else predicted[torch.arange(len(predicted)), :, classes]
-        return phi.unflatten(-1, (self.grid.side, -1))
+        return phi.unflatten(-1, self.grid.shape)

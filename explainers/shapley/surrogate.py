@@ -41,6 +41,8 @@ class Surrogate(TrainingModule):
         min_crop: float | None = None,
         seed: int = 0,
     ) -> None:
+        if target.score != "softmax":
+            raise InputError(f"target.score=softmax is what a surrogate imitates, got {target.score}: take KernelSHAP")
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("teacher",))
         self.teacher = copy.deepcopy(target).requires_grad_(False)
         target.check_grid(grid)

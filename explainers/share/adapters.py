@@ -4,7 +4,7 @@ Both give models normalised float images. They become uint8 again, which is exac
 images, such as those with added noise, are rounded to the nearest of 256 values of a pixel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -53,7 +53,7 @@ class CaptumAttribution(Attribution):
         if target is None:
             target = self.model(images).argmax(-1)
         classes = torch.as_tensor(target, device=inputs.device).expand(len(inputs))
-        scores = to_pixels(self.explainer(images, classes), inputs.shape[-1]) / inputs.shape[1]
+        scores = to_pixels(self.explainer(images, classes), inputs.shape[-2:]) / inputs.shape[1]
         # Repeated, because captum views it, which no expanded tensor allows
         return scores.repeat(1, inputs.shape[1], 1, 1).to(inputs.dtype)
 
@@ -75,7 +75,7 @@ def quantus_explain(explainer: Any) -> Callable[..., np.ndarray]:
     def explain(model: Any, inputs: np.ndarray, targets: np.ndarray, **settings: Any) -> np.ndarray:
         images = to_uint8(torch.as_tensor(inputs, device=own.mean.device), own)
         heatmaps = explainer(images, torch.as_tensor(targets, device=images.device).long())
-        return to_pixels(heatmaps, images.shape[-1]).float().cpu().numpy()
+        return to_pixels(heatmaps, images.shape[-2:]).float().cpu().numpy()
 
     return explain
 
@@ -86,11 +86,11 @@ def to_uint8(normalised: Tensor, target: TargetModel) -> Tensor:
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
-def to_pixels(heatmaps: Tensor, side: int) -> Tensor:
-    """Divide the score of every patch evenly among its pixels, so that sums stay: (B, P, P) → (B, 1, side, side).
+def to_pixels(heatmaps: Tensor, size: Sequence[int]) -> Tensor:
+    """Divide the score of every patch evenly among its pixels, so that sums stay: (B, rows, columns) → (B, 1, H, W).
 
-    >>> to_pixels(torch.tensor([[[8.0]]]), side=2).tolist()
+    >>> to_pixels(torch.tensor([[[8.0]]]), size=(2, 2)).tolist()
     [[[[2.0, 2.0], [2.0, 2.0]]]]
     """
-    size = side // heatmaps.shape[-1]
-    return heatmaps.repeat_interleave(size, -1).repeat_interleave(size, -2)[:, None] / size**2
+    patch = size[0] // heatmaps.shape[1]
+    return heatmaps.repeat_interleave(patch, -1).repeat_interleave(patch, -2)[:, None] / patch**2

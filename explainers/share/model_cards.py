@@ -8,6 +8,7 @@ import timm
 import torch
 from huggingface_hub import ModelCardData
 
+from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.saved.identity import Identity, architecture_hash
 
@@ -57,14 +58,13 @@ def model_card(
     matter = ModelCardData(
         base_model=_base_model(header), library_name="transferable-explainers", license=license, tags=tags
     )
-    side = grid["image_size"] // grid["patch_size"]
-    size = grid["image_size"]
+    cut = PatchGrid(grid["image_size"], grid["patch_size"])
     packages = ", ".join(f"{name} {version}" for name, version in versions.get("packages", {}).items() if version)
     parts = [
         f"---\n{matter.to_yaml()}\n---",
         f"# {kind} of {model['backbone']}",
         f"{what} It explains `{model['backbone']}` with backbone weights of SHA-256 `{model['backbone_sha256']}`,\n"
-        f"for {side} × {side} patches of images of {size} × {size} pixels.",
+        f"for {cut.shape[0]} × {cut.shape[1]} patches of images of {cut.size[0]} × {cut.size[1]} pixels.",
         "## Use",
         "```python\nimport explainers\n\n"
         f'explainer = explainers.load("{source}")  # or the folder of this file\n'

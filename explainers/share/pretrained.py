@@ -322,9 +322,10 @@ def _model(header: Identity, grid: PatchGrid, file: Path, pretrained: bool) -> T
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}", name) or not is_in_timm(name):
         raise InputError(f"expected the name of a model of timm in {file}, got {_quote(name)}: {advice}")
     config = timm.get_pretrained_cfg(name)
-    resized = config is not None and config.input_size[-1] != grid.image_size and "patch" in name
+    resized = config is not None and tuple(config.input_size[1:]) != grid.size and "patch" in name
+    size: dict[str, Any] = {"img_size": grid.image_size} if resized else {}
     try:
-        model = create_model(name, pretrained, **({"img_size": grid.image_size} if resized else {}))
+        model = create_model(name, pretrained, **size)
     except InputError as error:
         raise InputError(f"{file} explains {name}, whose weights are not here: {advice} ({error})") from error
     return TargetModel(model).eval()

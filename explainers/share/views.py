@@ -56,5 +56,4 @@ class FunctionalGraph(nn.Module):
         vectors, _ = self.explainer.decompose(images)
         with torch.autocast(images.device.type, enabled=False):
             heatmaps = functionals.float() @ vectors.float().mT
-        side = self.explainer.grid.side
-        return heatmaps.unflatten(-1, (side, side))
+        return heatmaps.unflatten(-1, self.explainer.grid.shape)

@@ -25,6 +25,9 @@ TEMPLATES = ("a photo of a {}.", "a photo of the {}.", "a close-up of a {}.", "a
 AS_IT_IS = ("{}",)
 """The template that leaves a text as it is."""
 
+OPENAI_TOKENS = 49408, 77
+"""Tokens that OpenAI's tokeniser of CLIP knows, and the length of a text."""
+
 CHUNK = 256
 """Number of texts that a text tower embeds at once."""
 
@@ -113,6 +116,30 @@ def transformers_encoder(model: Any, tokeniser: Callable[..., Any]) -> Encoder:
         with _in_eval_mode(model):
             features = model.get_text_features(**{name: ids.to(model.device) for name, ids in tokens.items()})
         return getattr(features, "pooler_output", features)
+
+    return _in_chunks(encode)
+
+
+def clip_encoder(model: Any, tokeniser: Callable[[list[str]], Tensor] | None = None) -> Encoder:
+    """The text tower of a model of CLIP, of OpenAI or open_clip, which embeds in eval mode and keeps its mode.
+
+    Args:
+        model: has `encode_text`.
+        tokeniser: such as `open_clip.get_tokenizer(name)`; `None` for OpenAI's, if the model has its vocabulary.
+    """
+    vocabulary, length = getattr(model, "vocab_size", None), getattr(model, "context_length", None)
+    if tokeniser is None and (vocabulary, length) != OPENAI_TOKENS:
+        raise InputError(
+            f"text= needs the tokeniser of this {type(model).__name__}, which is not OpenAI's: build target, head ="
+            " explainers.text.two_towers(model, tokeniser), and give explain(photo, target, text_head=head, text=...)"
+        )
+    tokenise: Any = tokeniser or require_open_clip().tokenize
+
+    def encode(texts: list[str]) -> Tensor:
+        device = next(model.parameters()).device
+        with _in_eval_mode(model):
+            features: Tensor = model.encode_text(tokenise(texts).to(device))
+        return features
 
     return _in_chunks(encode)
 

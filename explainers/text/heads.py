@@ -10,6 +10,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive, checks_choices, needs
+from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
 from explainers.models.functionals import Length, cosine_functionals
 from explainers.models.heads import ProjectedHead
@@ -18,6 +19,7 @@ from explainers.text.encoders import (
     AS_IT_IS,
     TEMPLATES,
     Encoder,
+    clip_encoder,
     open_clip_encoder,
     text_embeddings,
     transformers_encoder,
@@ -203,7 +205,7 @@ def two_towers(
     model: Any,
     tokeniser: Callable[..., Any],
     templates: Sequence[str] = AS_IT_IS,
-    image_size: int | None = None,
+    image_size: ImageSize | None = None,
 ) -> tuple[TargetModel, TextHead]:
     """Make the two towers of CLIP, TinyCLIP or SigLIP a model to explain and its text head.
 
@@ -211,12 +213,18 @@ def two_towers(
     an image and a text is the cosine that the model computes.
 
     Args:
-        model: a `CLIPModel` or `SiglipModel` of transformers; an InputError for another.
-        tokeniser: its tokeniser or processor, from `AutoTokenizer.from_pretrained` of the same name.
+        model: a `CLIPModel` or `SiglipModel` of transformers, or CLIP of OpenAI or open_clip; an InputError for others.
+        tokeniser: its tokeniser or processor, from `AutoTokenizer.from_pretrained` or `open_clip.get_tokenizer` of the
+            same name.
         templates: see `TextHead`.
         image_size: see `as_target`.
     """
     name = type(model).__name__
+    if hasattr(model, "encode_text"):
+        target = as_target(model, image_size=image_size)
+        head = clip_text_head(target, templates=templates, encode=clip_encoder(model, tokeniser))
+        head.scale = model.logit_scale.exp().item()
+        return target, head
     if name not in ("CLIPModel", "SiglipModel"):
         raise InputError(
             f"expected a model of transformers with two towers, CLIPModel or SiglipModel, got {name}: for an image"

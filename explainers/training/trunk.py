@@ -1,6 +1,5 @@
 """The trunk of light networks: a token of every patch, from features of the target."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import check_positive
-from explainers.masking import PatchGrid, check_hops, neighbourhoods
+from explainers.masking import PatchGrid, check_hops, map_shape, neighbourhoods
 from explainers.models import TargetModel
 
 
@@ -22,19 +21,20 @@ def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
     return tokens if patches is None else tokens[torch.arange(len(tokens), device=tokens.device)[:, None], patches]
 
 
-def on_grid(feature_map: Tensor, side: int) -> Tensor:
-    """Resample a square feature map (B, N', C) to the resolution of `side` x `side` patches, (B, N, C).
+def on_grid(feature_map: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Resample a feature map (B, N', C) to the resolution of a grid of rows and columns, `shape`: (B, N, C).
 
     The resampling is bilinear with antialiasing. From 2 × 2 positions to a single patch, which is their mean:
 
-    >>> on_grid(torch.tensor([[[1.0], [2.0], [3.0], [6.0]]]), side=1).round(decimals=4).tolist()
+    >>> on_grid(torch.tensor([[[1.0], [2.0], [3.0], [6.0]]]), shape=(1, 1)).round(decimals=4).tolist()
     [[[3.0]]]
     """
-    map_side = math.isqrt(feature_map.shape[1])
-    if map_side == side:
+    own = map_shape(feature_map.shape[1], shape)
+    if own == shape:
         return feature_map
-    square = feature_map.float().mT.unflatten(-1, (map_side, map_side))
-    return F.interpolate(square, (side, side), mode="bilinear", antialias=True).flatten(2).mT
+    return (
+        F.interpolate(feature_map.float().mT.unflatten(-1, own), shape, mode="bilinear", antialias=True).flatten(2).mT
+    )
 
 
 def default_blocks(target: TargetModel) -> list[int]:
@@ -102,7 +102,7 @@ class Trunk(nn.Module):
         self.hops = tuple(hops)
         self.width = width
         self.depth = depth
-        self.side = grid.side
+        self.shape = grid.shape
         near = neighbourhoods(grid, max(hops)).float()
         self.register_buffer("near", near / near.sum(-1, keepdim=True), persistent=False)
         channels = [*target.map_channels(blocks), target.embed_dim]
@@ -128,4 +128,4 @@ class Trunk(nn.Module):
         A matrix product, because pooling is several times slower.
         """
         near = self.near if patches is None else self.near[patches]  # (N, N) or (B, Z, N)
-        return near @ on_grid(feature_map, self.side)
+        return near @ on_grid(feature_map, self.shape)

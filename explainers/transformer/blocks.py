@@ -1,23 +1,25 @@
 """Blocks of timm's transformers: where the model keeps them, their tokens, and how the embedding depends on these.
 
 Only this file and `recording` access the inside of a block. They support ViT (also with registers, average pooling or
-relative positions), DeiT, BEiT, EVA and DINOv3, and Swin wherever global attention is not needed.
+relative positions), NaFlexVit at its own image size, DeiT, BEiT, EVA and DINOv3, and Swin wherever global attention is
+not needed.
 """
 
 from collections.abc import Sequence
-from math import isqrt
 from typing import Any, Literal
 
 import torch
 from timm.layers import DiffAttention
 from timm.models.beit import Beit
 from timm.models.eva import Eva, EvaBlockPostNorm
+from timm.models.naflexvit import NaFlexVit
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTransformerRelPos
 from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel, checks_choices
+from explainers.masking import map_shape
 from explainers.models import TargetModel
 from explainers.models.gradients import BY_MASKS
 
@@ -46,7 +48,7 @@ def _find_known_blocks(backbone: Any) -> list[nn.Module]:
     """Return the blocks of a transformer; none for other models."""
     stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
-    known = isinstance(backbone, VisionTransformer | VisionTransformerRelPos | Eva | Beit | SwinTransformer)
+    known = isinstance(backbone, VisionTransformer | VisionTransformerRelPos | NaFlexVit | Eva | Beit | SwinTransformer)
     passes = [getattr(type(backbone), name, None) for name in ("forward_features", "forward_head")]
     known &= all(each.__module__.startswith("timm.") for each in passes if each)  # a subclass may pool otherwise
     return blocks if known and all(_is_known(block) for block in blocks) else []
@@ -213,4 +215,4 @@ def attention_features(target: TargetModel, normalised: Tensor, block: int, kind
     if outputs[0].dim() == 4:
         return outputs[0]
     tokens = outputs[0][:, target.backbone.num_prefix_tokens :]
-    return tokens.unflatten(1, (isqrt(tokens.shape[1]), -1))
+    return tokens.unflatten(1, map_shape(tokens.shape[1], normalised.shape[-2:]))

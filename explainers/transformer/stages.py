@@ -1,6 +1,7 @@
 """Feature maps of CNNs, and of other models with stages: where the model computes them, and their record.
 
-The outputs of the stages stand for the tokens that enter the blocks of a transformer. The last stage is layer −1.
+The outputs of the stages stand for the tokens that enter the blocks of a transformer. The last stage is layer −1. Also
+blocks that other files do not know, such as those of CaiT and XCiT, are stages, if they output patches row by row.
 """
 
 from collections.abc import Iterator
@@ -36,6 +37,19 @@ def missing_maps(target: TargetModel) -> UnsupportedModel:
     return UnsupportedModel("a model with layers of tokens or of square feature maps", target.name, otherwise)
 
 
+def token_grid(target: TargetModel, output: Any, number: int) -> tuple[int, int] | None:
+    """Return rows and columns of what a stage outputs if these are patches alone, row by row: (B, N, C)."""
+    if not isinstance(output, Tensor) or output.dim() != 3:
+        return None
+    backbone, last = target.backbone, len(target.backbone.feature_info) - 1
+    if hasattr(backbone, "reroll") and (number < last or backbone.q_pool < last):
+        return None  # Hiera sorts patches by windows, until it has pooled them all
+    rows, columns = target.grid.shape
+    height = round((output.shape[1] * rows / columns) ** 0.5)
+    width = output.shape[1] // height
+    return (height, width) if height * width == output.shape[1] and height * columns == width * rows else None
+
+
 @contextmanager
 def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
     """Record the feature maps (B, h, w, C) of the forward pass that runs inside this context, as `inputs`.
@@ -47,12 +61,15 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
     maps: dict[int, Tensor] = {}
 
     def leave(number: int, stage: nn.Module, inputs: Any, output: Any) -> Tensor:
+        shape = token_grid(target, output, number)
+        output = output.unflatten(1, shape) if shape else output
         if not isinstance(output, Tensor) or output.dim() != 4 or number in maps:
             raise missing_maps(target)
         output = output.detach().requires_grad_() if number == start else output
-        channels_first = output.shape[1] == channels[number]
+        channels_first = not shape and output.shape[1] == channels[number]
         maps[number] = output.movedim(1, -1) if channels_first else output
         passed_on = maps[number].movedim(-1, 1) if channels_first else maps[number]
+        passed_on = passed_on.flatten(1, 2) if shape else passed_on
         return passed_on.clone()  # the next layer may change it in place
 
     with ExitStack() as stack:
@@ -64,9 +81,9 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
     record.inputs = [maps.get(number, torch.empty(0)) for number in range(len(channels))]
 
 
-def check_stages(target: TargetModel, image_size: int, start: int) -> None:
+def check_stages(target: TargetModel, size: tuple[int, int], start: int) -> None:
     """Raise an UnsupportedModel unless the embedding depends on the maps of all stages from `start` on."""
-    blank = torch.zeros(1, len(target.mean), image_size, image_size, device=target.mean.device)
+    blank = torch.zeros(1, len(target.mean), *size, device=target.mean.device)
     with record_stages(target, start) as record:
         embedding = target.embed(blank)
     maps = record.inputs[start:]

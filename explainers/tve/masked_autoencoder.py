@@ -188,5 +188,5 @@ def sincos_positions(grid: PatchGrid, width: int) -> Tensor:
     >>> sincos_positions(PatchGrid(image_size=2, patch_size=1), width=4)[0, :2].tolist()
     [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]]
     """
-    patches = build_sincos2d_pos_embed([grid.side, grid.side], width, interleave_sin_cos=True).roll(width // 2, -1)
+    patches = build_sincos2d_pos_embed(list(grid.shape), width, interleave_sin_cos=True).roll(width // 2, -1)
     return torch.cat([torch.zeros(1, width), patches])[None]

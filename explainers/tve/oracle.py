@@ -56,7 +56,7 @@ class Oracle(nn.Module):
         classes = validate_classes(classes, images, self.target.num_classes)
         meta = self.meta(images) if self.cache_dir is None else self._load_or_compute(images, self.cache_dir)
         heatmaps = transfer(self.target.classify, meta, classes=classes)  # (B, N)
-        return heatmaps.unflatten(-1, (self.grid.side, -1))
+        return heatmaps.unflatten(-1, self.grid.shape)
 
     def meta(self, images: Tensor) -> Tensor:
         """The meta-attributions of every patch, (B, N, 2, D)."""

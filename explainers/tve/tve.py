@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, check_hops, masked_forward, neighbourhoods
 from explainers.models import TargetModel
+from explainers.models.scores import Score as Outputs
+from explainers.models.scores import check_probabilities, log_probabilities
 from explainers.sampling import random_patches, stream, uniform
 from explainers.saved.identity import Identity, recipe
 from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
@@ -52,6 +54,7 @@ def transfer(
     h_weight: float = 1.0,
     score: Score = "log_probability",
     classes: Tensor | None = None,
+    outputs: Outputs = "softmax",
 ) -> Tensor:
     """Definition 2: φ(z) = log H(g; y) − log H(h; y), the attribution of every patch to every class y, or to one.
 
@@ -66,13 +69,14 @@ def transfer(
         h_weight: factor of the second term; the released code has 0.
         score: `log_probability` as in the paper, or `logit` as in the released code.
         classes: the class to explain in each image, (B,); `None` explains all classes.
+        outputs: what the logits of H mean.
 
     Returns:
         (B, K, N), or with `classes` (B, N).
     """
     scores = head(meta).float()  # (B, N, 2, K)
     if score == "log_probability":
-        scores = scores.log_softmax(-1)
+        scores = log_probabilities(scores, outputs)
     scores = scores.permute(0, 3, 1, 2) if classes is None else scores[torch.arange(scores.shape[0]), :, :, classes]
     return scores[..., 0] - h_weight * scores[..., 1]
 
@@ -231,6 +235,8 @@ class TVE(NetworkExplainer):
         pooling: int = 1,
     ) -> None:
         check_hops(hops)
+        if score == "log_probability":
+            check_probabilities(target, "explainer.score=log_probability", "set explainer.score=logit")
         if pooling < 1 or pooling % 2 == 0:
             raise InputError(f"expected an odd pooling, a window with a patch in its middle, got pooling={pooling}")
         super().__init__(target, grid, network)
@@ -281,17 +287,17 @@ class TVE(NetworkExplainer):
     def measure(self, metrics: Mapping[str, Any], predicted: Tensor, rows: dict[str, Tensor]) -> None:
         """Update `validation_metrics`, for the predicted classes."""
         classes = self._logits(rows).argmax(-1)[:, None, None, None].expand(*predicted.shape[:3], 1)
-        log_probabilities = [
-            self.target.classify(meta).log_softmax(-1).gather(-1, classes)[..., 0] for meta in (predicted, rows["meta"])
-        ]
-        metrics["theorem1"].update(*log_probabilities)
+        of_all = (log_probabilities(self.target.classify(g_h), self.target.score) for g_h in (predicted, rows["meta"]))
+        metrics["theorem1"].update(*(each.gather(-1, classes)[..., 0] for each in of_all))
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
-        return self._transfer(self.target.classify, predicted, classes)
+        return self._transfer(self.target.classify, predicted, classes, self.target.score)
 
-    def _transfer(self, head: Callable[[Tensor], Tensor], meta: Tensor, classes: Tensor | None) -> Tensor:
+    def _transfer(
+        self, head: Callable[[Tensor], Tensor], meta: Tensor, classes: Tensor | None, outputs: Outputs = "softmax"
+    ) -> Tensor:
         """Meta-attributions (B, N, 2, D) → heatmaps of `classes` (B,): (B, P, P); or of every class: (B, K, P, P)."""
-        heatmaps = transfer(head, meta, self.h_weight, self.score, classes).unflatten(-1, (self.grid.side, -1))
+        heatmaps = transfer(head, meta, self.h_weight, self.score, classes, outputs).unflatten(-1, self.grid.shape)
         if self.pooling > 1:
             heatmaps = F.avg_pool2d(heatmaps, self.pooling, 1, self.pooling // 2, count_include_pad=False)
         return heatmaps

@@ -4,7 +4,6 @@ A self-explaining model is trained with a fixed head, so that the backbone holds
 arithmetic on the backbone's weights can transfer it (Yoshikawa et al., 2025).
 """
 
-import math
 from typing import Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.models.heads import ProjectedHead
 
@@ -127,29 +126,30 @@ def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple
     normalised = target.normalise(images)
     if target.head.reading == "patch":
         embeddings, patches = target.embed_with_patches(normalised)
-        return embeddings, patch_means(patches.float(), grid.side)
+        return embeddings, patch_means(patches.float(), grid.shape)
     with_blank = torch.cat([normalised, torch.zeros_like(normalised[:1])])  # 0 is the mean colour
     embeddings, patches = target.embed_with_patches(with_blank)
-    means = patch_means(patches.float(), grid.side)
+    means = patch_means(patches.float(), grid.shape)
     blank = means[-1:] if target.head.reading == "blank_patch" else embeddings[-1:, None].float()
     return embeddings[:-1], means[:-1] - blank
 
 
-def patch_means(patches: Tensor, side: int) -> Tensor:
+def patch_means(patches: Tensor, shape: tuple[int, int]) -> Tensor:
     """Average the patch embeddings (B, N', D) of a fine grid over the patches of a coarser one: (B, N, D).
 
-    >>> patch_means(torch.arange(16.0).view(1, 16, 1), side=2).flatten().tolist()  # the first is (0 + 1 + 4 + 5) / 4
+    >>> patch_means(torch.arange(16.0).view(1, 16, 1), shape=(2, 2)).flatten().tolist()  # (0 + 1 + 4 + 5) / 4 ...
     [2.5, 4.5, 10.5, 12.5]
 
     Raises:
-        InputError: if √N' is not a multiple of `side`, √N.
+        InputError: if rows and columns of the fine grid are not multiples of `shape`, those of the coarser one.
     """
-    own = math.isqrt(patches.shape[1])
-    if own % side:
+    (rows, columns), own = shape, map_shape(patches.shape[1], shape)
+    if own[0] % rows or own[1] % columns:
         raise InputError(
-            f"expected a grid that {own} x {own} patches of the model fit in, got {side} x {side}: set grid.patch_size"
+            f"expected a grid that {own[0]} x {own[1]} patches of the model fit in, got {rows} x {columns}: set"
+            " grid.patch_size"
         )
-    blocks = patches.unflatten(1, (side, own // side, side, own // side))
+    blocks = patches.unflatten(1, (rows, own[0] // rows, columns, own[1] // columns))
     return blocks.mean((2, 4)).flatten(1, 2)
 
 

@@ -15,7 +15,7 @@ from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation
 from explainers.metrics.means import Mean, Metric, Ratios
 from explainers.models import TargetModel
-from explainers.models.functionals import score_functionals
+from explainers.models.functionals import choose_temperature, score_functionals
 from explainers.models.inputs import check_labels, validate_classes
 from explainers.models.names import match_classes
 from explainers.saved.identity import Identity, weights_hash
@@ -260,8 +260,9 @@ class SelfExplaining(TrainingModule):
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W) → heatmaps (B, P, P)."""
         logits, attributions = self.predict_and_explain(images)
         classes = validate_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
-        logits_to_score = score_functionals(torch.eye(logits.shape[-1]).to(logits), logits, self.temperature, classes)
-        return (attributions @ logits_to_score[..., None]).view(-1, self.grid.side, self.grid.side)
+        temperature = choose_temperature(self.target.score, self.temperature)
+        logits_to_score = score_functionals(torch.eye(logits.shape[-1]).to(logits), logits, temperature, classes)
+        return (attributions @ logits_to_score[..., None]).view(-1, *self.grid.shape)
 
     def logits(self, images: Tensor) -> Tensor:
         """Classify uint8 images (B, C, H, W) → logits (B, K)."""

@@ -110,7 +110,7 @@ def test_the_loss_is_that_of_loops(target, images, fit):
 def test_mixed_coalitions_are_half_regions_and_half_single_patches(target, images):
     keep = taught(CoalitionTeacher(target, GRID, pairs=5, fit="mixed"), images)["keep"]
     index, seed = torch.arange(5), stream("coalitions", 0, 0)
-    assert torch.equal(keep[:, 3:], region_coalitions(index, GRID.num_patches, 2, seed))
+    assert torch.equal(keep[:, 3:], region_coalitions(index, GRID.shape, 2, seed))
     sizes = keep[:, :3].sum(-1)
     assert ((sizes > 0) & (sizes < GRID.num_patches)).all() and sizes.unique().numel() > 2
 

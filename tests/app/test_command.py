@@ -88,6 +88,39 @@ def test_an_image_gives_a_line_and_a_picture(run, folder, weights):
     assert Image.open(folder / "explained/cat_GAE.png").width >= 160
     assert run("explain", "cat.jpg", "--method", "Chance", "--output", "map.jpg")[0] == 0
     assert Image.open(folder / "map.jpg").format == "JPEG"
+    assert run("explain", "cat.jpg", "--method", "GAE", "--patches", "--output", "sharp.png")[0] == 0
+    smooth, sharp = (Image.open(folder / name) for name in ("explained/cat_GAE.png", "sharp.png"))
+    assert smooth.size == sharp.size and smooth.tobytes() != sharp.tobytes()
+
+
+def test_programs_read_objects_heatmaps_and_a_manifest(run, folder, weights):
+    (folder / "names.txt").write_text("\n".join(f"number {index}" for index in range(1000)))
+    (folder / "photos/broken.png").write_text("no image")
+    words = ["--class", "504", "2", "--method", "GAE,RISE(masks=4)", "--class-names", "names.txt", "--batch-size", "2"]
+    status, lines, errors = run("explain", "cat.jpg", "photos/broken.png", *words, "--json", "--npy")
+    assert status == 1 and len(errors) == 1 and len(lines) == 4
+    described = [json.loads(line) for line in lines]
+    session = Session(timm.create_model(MODEL, checkpoint_path=weights), "GAE")
+    for each in described:
+        heatmap = np.load(each["heatmap"])
+        assert list(heatmap.shape) == each["shape"] == [10, 10] and Image.open(each["picture"]).width >= 160
+        (expected,) = session.explain("cat.jpg", each["class"]["index"])
+        assert each["class"]["name"] == f"number {each['class']['index']}" and each["box"] == list(expected.box)
+        assert each["class"]["score"] == pytest.approx(expected.explained.score, rel=1e-4)
+        if each["method"] == "GAE":
+            np.testing.assert_allclose(heatmap, expected.heatmap.numpy(), rtol=1e-4, atol=1e-6)
+    manifest = json.loads((folder / "explained/manifest.json").read_text())
+    assert manifest["explanations"] == described and list(manifest["failed"]) == ["broken.png"]
+    assert manifest["model"] == {"name": session.target.timm_name} | session.target.identity()
+    assert manifest["transform"]["size"] == [160, 160] and manifest["packages"]["torch"]
+    assert manifest["methods"]["RISE(masks=4)"] == {"forward_passes": 4, "seed": 0}
+
+
+def test_a_comparison_is_an_object_too(run, folder):
+    status, lines, _ = run("explain", "cat.jpg", "--similar-to", "photos/dog.png", "--json", "--output", "map.png")
+    (described,) = map(json.loads, lines)
+    assert status == 0 and described["other"] == "dog.png" and -1 <= described["similarity"] <= 1
+    assert json.loads((folder / "manifest.json").read_text())["explanations"] == [described]
 
 
 def test_all_images_below_a_folder_but_no_earlier_pictures(run, folder):
@@ -130,6 +163,19 @@ def text_head(monkeypatch):
     """The model has a text head, of random directions."""
     head = TextHead(partial(random_directions, width=64))
     monkeypatch.setattr(session, "find_text_head", lambda target, _=None: head)
+
+
+@pytest.mark.situation(26)
+def test_twelve_bits_need_the_value_of_white(run, folder):
+    Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save("xray.png")
+    status, _, errors = run("explain", "xray.png", "--method", "Chance")
+    assert status == 1 and "explain it with white=4095" in errors[0]
+    for white in ("4095", "0,4095"):
+        assert run("explain", "xray.png", "--method", "Chance", "--white", white)[0] == 0
+    status, _, errors = run("explain", "xray.png", "--method", "Chance", "--white", "1,2,3")
+    assert status == 2 and "expected one value, or two, got 1,2,3" in errors[0]
+    status, _, errors = run("explain", "cat.jpg", "--method", "Chance", "--bands", "2,1,0")
+    assert status == 1 and errors == ["explainers: bands=(2, 1, 0): the model has 3 channels: leave it out"]
 
 
 def test_texts_in_files_named_after_them(run, folder, text_head):
@@ -225,6 +271,14 @@ def test_output_to_a_full_disk_gives_one_line(monkeypatch, capsys):
         patch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115
         assert command.main(["list"]) == 1
     assert capsys.readouterr().err.startswith("explainers: cannot read or write the output: No space left on device: ")
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "value"])
+def test_the_score_is_that_of_the_option(run, weights, score):
+    target = TargetModel(timm.create_model(MODEL, checkpoint_path=str(weights)), score=score).eval()
+    expected = explainers.explain("cat.jpg", target, method="Chance").title
+    status, lines, _ = run("explain", "cat.jpg", "--method", "Chance", "--score", score)
+    assert status == 0 and lines[0].startswith(f"cat.jpg: {expected} by") and f"--score {score}" in lines[1]
 
 
 def test_a_head_of_another_task(run, folder, weights):
@@ -409,5 +463,6 @@ def test_benchmark_prints_a_table_and_writes_all_numbers(run, folder):
     content = json.loads((folder / "a/b.json").read_text())
     assert list(content["results"]) == ["Chance", "DecompX-SkipPLUS", "GAE"] and len(content["images"]) == 3
     assert content["identity"]["backbone_sha256"] and content["packages"]["torch"]
+    assert content["transform"]["resize"] == "center" and content["transform"]["crop_pct"] < 1
     assert content["results"]["GAE"]["forward_passes"] == 1 and content["differences"]["fidelity_plus"]
     assert any("minus DecompX-SkipPLUS" in line for line in lines)

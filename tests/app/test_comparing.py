@@ -172,7 +172,7 @@ def test_likeness_is_relative_to_what_other_images_have_in_common(target, anyhea
 def test_in_many_images_the_nearest_is_relative_to_their_mean(target, anyhead):
     many = np.random.default_rng(5).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
     (found,) = explainers.nearest(PIXELS[0], many, target, k=1, method=anyhead)
-    pixels = torch.from_numpy(many).permute(0, 3, 1, 2)
+    pixels = torch.stack([target.transform(Image.fromarray(each)) for each in many])
     centre = target.embed(target.normalise(pixels)).mean(0)
     expected = likeness(anyhead, found.image[None].expand(20, -1, -1, -1), pixels, centre)
     assert found.similarity == pytest.approx(expected.similarity.max().item(), abs=1e-4)

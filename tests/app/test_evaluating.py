@@ -14,6 +14,10 @@ from explainers.errors import InputError
 from explainers.evaluation import Evaluation, measure
 from explainers.evaluation.result import CURVES
 from explainers.evaluation.sweep import PROBES
+from explainers.masking import select_most_important
+from explainers.metrics.perturbation import importance_order
+from explainers.models import TargetModel
+from explainers.models.removal import masked_scores
 from explainers.posthoc import GAE, Chance
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (5, 40, 32, 3), dtype=np.uint8)
@@ -75,6 +79,28 @@ def test_functions_names_and_explainers_are_measured_beside_chance_and_print_as_
     again = explainers.evaluate(model, [edges, "GAE"], list(PIXELS), levels=5)
     assert list(again.numbers) == ["Chance", "edges", "GAE"]
     assert again.numbers["edges"]["fidelity_plus"] == pytest.approx(result.numbers["edges"]["fidelity_plus"], abs=1e-6)
+
+
+@pytest.mark.situation(14)
+@pytest.mark.parametrize("score", ["sigmoid", "value"])
+def test_curves_are_those_of_the_score(score, images, grid):
+    target = TargetModel(timm_model(num_classes=1 if score == "value" else 3), score=score).eval()
+    x = images[:1].permute(0, 2, 3, 1).numpy()
+    result = explainers.evaluate(target, {"edges": edges}, x, levels=3, curves=["deletion", "insertion"])
+    normalised, chosen = target.normalise(images[:1]), target(images[:1]).argmax(-1)
+    order = importance_order(edges(images[:1], chosen).flatten(1), torch.tensor([0]))
+    hidden = select_most_important(order, 3)
+    with torch.no_grad():
+        kept = masked_scores(target, normalised, chosen, torch.cat([~hidden, hidden], 1), grid)[0]
+    removed, preserved = kept.split(3)
+    assert result.numbers["edges"]["deletion"] == pytest.approx(torch.trapezoid(removed, dx=0.5).item(), abs=1e-4)
+    assert result.numbers["edges"]["insertion"] == pytest.approx(torch.trapezoid(preserved, dx=0.5).item(), abs=1e-4)
+
+
+def test_curves_of_classes_are_refused_for_a_value(images):
+    target = TargetModel(timm_model(num_classes=1), score="value")
+    with pytest.raises(InputError, match="^curves=log_odds needs probabilities, but score=value of vit_tiny"):
+        explainers.evaluate(target, {"edges": edges}, images[:1], curves=["log_odds"])
 
 
 def test_the_class_that_is_wanted_is_measured():

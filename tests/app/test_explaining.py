@@ -20,7 +20,7 @@ from explainers.app.choosing import choose_batch_size
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.masking import mask_pixels
-from explainers.models import TargetModel
+from explainers.models import TargetModel, as_target
 from explainers.models.names import class_names
 from explainers.models.plain import plain_target
 from explainers.report.overlays import draw_annotated
@@ -78,7 +78,7 @@ def planted(row, column, side=4, size=16):
 def test_the_heatmap_peaks_where_the_model_looks_after_resizing_cropping_and_turning(tmp_path, turned):
     """The middle 128 × 128 of a landscape of 256 × 128 pixels is seen at half the size: patches have 32 pixels."""
     target = planted(row=1, column=3)
-    side = target.grid.side
+    side = target.grid.shape[0]
     pixels = np.full((128, 256, 3), 60, np.uint8)
     pixels[32:64, 64 + 96 : 64 + 128] = (250, 10, 10)
     exif = Image.Exif()
@@ -206,10 +206,24 @@ def test_a_broken_file_in_a_folder_is_left_out_and_named(target, tmp_path, monke
         explainers.explain(tmp_path, target, method="Chance")
 
 
+@pytest.mark.situation(35)
 def test_large_images_are_explained_one_by_one_by_methods_that_keep_attention_maps(make_target):
     large, small = (make_target(img_size=size, patch_size=7, num_heads=3) for size in (518, 28))
     for target, method, expected in ((large, "GAE", 1), (large, "DecompX-PLUS", 16), (small, "GAE", 16)):
         assert choose_batch_size(posthoc.build(method, target, target.grid), target) == expected
+
+
+@pytest.mark.situation(12)
+@pytest.mark.parametrize(("image_size", "shape"), [(48, (6, 6)), ((24, 40), (3, 5))])
+def test_more_pixels_give_more_patches_of_the_same_photo(image_size, shape):
+    model = timm_model()
+    before = state(model)
+    found = explainers.explain(IMAGE, model, method="GAE", classes=1, image_size=image_size)
+    assert found.heatmap.shape == shape and found.image.shape[1:] == tuple(8 * side for side in shape)
+    assert equal(state(model), before)
+    target = as_target(model, image_size=image_size)
+    expected = posthoc.build("GAE", target, target.grid)(found.image[None], torch.tensor([1]))[0]
+    torch.testing.assert_close(found.heatmap, expected)
 
 
 def test_a_function_explains_as_many_images_at_once_as_it_is_told(target):
@@ -280,6 +294,24 @@ def test_bad_input_is_refused_in_one_line(given, message, target):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.situation(33)
+@pytest.mark.parametrize(
+    "classes",
+    [[np.int64(1), torch.tensor(2)], ["class 1", np.uint8(2)], torch.tensor([1, 2]), range(1, 3)],
+)
+def test_classes_are_named_as_they_come_out_of_a_loader(target, classes):
+    pictures = np.zeros((2, 32, 32, 3), dtype=np.uint8)
+    found = Session(target, "Chance").explain(pictures, classes)
+    assert [each.index for each in found] == [1, 2] and found[0].of(np.int64(2)).index == 2
+
+
+@pytest.mark.situation(33)
+@pytest.mark.parametrize("wrong", [-1, np.int64(-1), torch.tensor(5), True, torch.tensor([1, 2]), 1.0])
+def test_what_is_no_class_is_refused(target, wrong):
+    with pytest.raises(InputError, match="^expected classes (from 0 to 4|as names or indices)"):
+        Session(target, "Chance").class_indices([wrong], 1)
+
+
 def test_an_explainer_of_another_model_is_refused(anyhead):
     other = timm_model(as_target=True, seed=5)
     with pytest.raises(InputError, match="^expected an explainer of this model, got one of .* with other weights"):
@@ -293,11 +325,6 @@ def test_the_session_knows_the_names_of_the_classes(target):
     assert [own.class_index(each) for each in ("Tabby", "polar_bear", "polar bear", 3)] == [0, 1, 1, 3]
     with pytest.raises(InputError, match="got crane: did you mean crane: "):
         own.class_index("crane")
-
-
-def test_a_model_of_grey_images_is_refused():
-    with pytest.raises(InputError, match="^expected a model of images of 3 channels, got .* of 1$"):
-        Session(timm_model(in_chans=1), "Chance")
 
 
 @pytest.mark.parametrize("broken", ["weights", "method"])
@@ -328,6 +355,33 @@ def test_a_number_that_is_not_finite_is_refused_with_the_name_of_the_image(targe
                 route()
 
 
+@pytest.mark.situation(14)
+def test_a_regression_has_a_value_and_a_map_of_what_raises_and_lowers_it(capsys):
+    model = timm_model(num_classes=1)
+    with torch.no_grad():
+        model.head.bias.fill_(37.5)
+        value = model((SQUARE / 255 - 0.5) / 0.5).item()
+    found = explainers.explain(IMAGE, model, method="InputXGradient", score="value")
+    assert found.title == f"value {value:.4g}" and found.title.startswith("value 3") and found.quantity == "value"
+    assert [each.score for each in found.classes] == pytest.approx([value], abs=1e-3)
+    assert (found.heatmap > 0).any() and (found.heatmap < 0).any() and found.signed
+    assert "probability" not in found._repr_html_()
+
+
+@pytest.mark.situation(13)
+def test_each_true_class_of_several_is_explained():
+    model = timm_model(num_classes=3)
+    with torch.no_grad():
+        model.head.weight.mul_(0.05)
+        model.head.bias.copy_(torch.tensor([6.0, 6.5, -6.0]))
+        expected = model((SQUARE / 255 - 0.5) / 0.5)[0].sigmoid()
+    found = explainers.explain(IMAGE, model, method="Occlusion", score="sigmoid")
+    torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-4)
+    likely = [each.index for each in found.classes if each.score > 0.5]
+    assert likely == [1, 0] and not torch.equal(found.heatmap, found.of(0).heatmap)
+
+
+@pytest.mark.situation(39)
 def test_a_constant_heatmap_is_said(target):
     def explainer(images, classes):
         return (classes == 3)[:, None, None] * torch.rand(len(images), 4, 4)

@@ -12,9 +12,11 @@ import torch
 from conftest import timm_model
 from safetensors.torch import save_file
 from torch import nn
+from toys import VECTORS
 
 import explainers
 from explainers import posthoc
+from explainers.anyhead import AnyHead
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import as_target
@@ -39,6 +41,7 @@ ROUTES = {
 }
 
 
+@pytest.mark.situation(44)
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_mode_gives_the_same_heatmap(route, mode):
@@ -57,6 +60,7 @@ def test_methods_for_gradients_of_stages_are_found_without_gradients():
         assert "Saliency" in posthoc.methods_for(as_target(CNN, mean=0.5, std=0.5, image_size=32))
 
 
+@pytest.mark.situation(34)
 def test_threads_share_a_session():
     sessions = [Session(timm_model(), method) for method in ("GAE", "AttnLRP")]
     expected = {session: session.explain(IMAGES) for session in sessions}
@@ -71,6 +75,27 @@ def test_threads_share_a_session():
             assert torch.equal(heatmap, session.explain(IMAGES[image])[0].heatmap)
             torch.testing.assert_close(heatmap, expected[session][image].heatmap, rtol=1e-4, atol=1e-6)
             torch.testing.assert_close(other, expected[session][image].of(3).heatmap, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.situation(34)
+def test_eight_threads_share_a_model_while_others_load_one():
+    target = timm_model(as_target=True)
+    drawn = [{"RISE": {"masks": 16}}, {"LIME": {"samples": 20}}, {"SmoothGrad": {"samples": 2}}]
+    methods = ["GAE", "DecompX-SkipPLUS", *drawn, AnyHead(target, target.grid, VECTORS).eval(), "GAE"]
+    sessions = [Session(target, method) for method in methods]
+    expected = [session.explain(IMAGES, [1, 2]) for session in sessions]
+
+    def compute(number):
+        kind = number % len(methods)
+        session = Session(target, methods[kind]) if number % 9 == 0 else sessions[kind]
+        if number % 5 == 0:
+            as_target(timm.create_model("test_vit2", num_classes=3))
+        return zip(session.explain(IMAGES, [1, 2]), expected[kind], strict=True)
+
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(compute, range(28)):
+            for own, alone in found:
+                torch.testing.assert_close(own.heatmap, alone.heatmap, rtol=1e-4, atol=1e-6)
 
 
 def test_random_numbers_go_on_as_without_the_call(tmp_path):

@@ -55,8 +55,8 @@ def test_trained_explainers(model, folder, no_sockets):
     target = TargetModel(model)
     AnyHead(target, target.grid, VECTORS).export(folder / "run")
     explainer = explainers.load(folder / "run")
-    image = torch.zeros(1, 3, target.grid.image_size, target.grid.image_size, dtype=torch.uint8)
-    assert explainer(image).shape == (1, target.grid.side, target.grid.side)
+    image = torch.zeros(1, 3, *target.grid.size, dtype=torch.uint8)
+    assert explainer(image).shape == (1, *target.grid.shape)
     assert main(["explain", "cat.jpg", "--explainer", "run"]) == 0
     explainers.available()
     assert no_sockets == []

@@ -98,7 +98,7 @@ def test_an_opened_image_has_all_that_the_browser_draws(shown):
     pictures = [Image.open(io.BytesIO(base64.b64decode(found[name].split(",")[1]))) for name in ("picture", "pale")]
     size = PICTURE_SIZE * 60 // 80, PICTURE_SIZE  # of the whole photo
     assert [(each.format, each.size, each.mode) for each in pictures] == [("JPEG", size, "RGB")] * 2
-    assert found["box"] == (0, size[0] / 6, size[0], size[0] * 7 / 6)  # the middle square
+    assert found["box"] == pytest.approx([8 * each for each in shown.session.transform.box(60, 80)])
     for each, pale in zip(pictures, (0, 0.5), strict=True):
         expected = fade(torch.from_numpy(np.array(shown.picture)).permute(2, 0, 1), found["box"], pale)
         assert np.abs(np.array(each) - expected.permute(1, 2, 0).numpy().astype(float)).mean() < 8

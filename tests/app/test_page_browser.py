@@ -11,6 +11,7 @@ from PIL import Image
 
 pytest.importorskip("gradio")
 pytest.importorskip("selenium")
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
@@ -126,7 +127,7 @@ def test_clicks_search_and_comparison(page):
     methods.send_keys("decompx", Keys.ENTER)
     page.until(lambda: page.explained() == [f"GAE {wanted}", f"DecompX {wanted}"])
     assert page.texts(".maps .legend") == [
-        "",
+        "grey: not seen by the model",
         "less important for it\nmore important",
         "speaks against it\nno effect\nspeaks for it",
     ]
@@ -148,6 +149,10 @@ def test_hiding_by_slider_and_by_hand(page):
     page.until(lambda: page.hidden() in (painted - 1, painted + 1))
     page.one(".clear").click()
     page.until(lambda: page.hidden() == 0)
+    canvas = page.one(".tests canvas")
+    outside = ActionChains(page.driver).move_to_element_with_offset(canvas, 8 - canvas.rect["width"] // 2, 0)
+    outside.click().move_to_element(canvas).click().perform()
+    page.until(lambda: page.hidden() == 1)  # what the model does not see has no patches
 
 
 def test_a_name_that_is_typed_is_the_one_that_is_chosen(page):

@@ -29,7 +29,7 @@ class Slow:
         for _ in range(self.forward_passes):
             self.target(images)
             time.sleep(0.002)
-        return torch.zeros(1, self.target.grid.side, self.target.grid.side)
+        return torch.zeros(1, *self.target.grid.shape)
 
 
 FEW = {"RISE": {"masks": 20}, "LIME": {"samples": 20}, "GreedyOrder": {}}

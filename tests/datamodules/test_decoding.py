@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
 from PIL.ExifTags import Base
 
 from datamodules.datasets import ImageFiles
@@ -228,3 +228,50 @@ def test_uploads_are_decoded_to_a_limit():
     for name, most in (("JPEG", 900), ("PNG", 59_999)):
         with pytest.raises(CorruptImage, match=rf"^{name}: expected at most .* megapixels, got .*: make it smaller$"):
             decode_upload(name, files[name].getvalue(), most)
+
+
+def swapped_profile():
+    """A colour profile whose red is sRGB's green, and whose green its red: two entries of its table are exchanged."""
+    data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    for number in range(struct.unpack_from(">I", data, 128)[0]):
+        start = 132 + 12 * number
+        name = bytes(data[start : start + 4])
+        data[start : start + 4] = {b"rXYZ": b"gXYZ", b"gXYZ": b"rXYZ"}.get(name, name)
+        if name == b"desc":
+            (place,) = struct.unpack_from(">I", data, start + 4)
+    text = data.index("sRGB".encode("utf-16-be"), place)
+    data[text : text + 8] = "swap".encode("utf-16-be")
+    return bytes(data)
+
+
+@pytest.mark.situation(27)
+def test_colour_profiles_become_srgb(tmp_path):
+    image = Image.new("RGB", (8, 8), (200, 30, 90))
+    image.save(tmp_path / "a.png", icc_profile=swapped_profile())
+    read = read_image(tmp_path / "a.png")
+    assert np.abs(np.array(read)[0, 0].astype(int) - (30, 200, 90)).max() <= 1
+    assert convert_to_rgb(read) is not None and np.array_equal(np.array(convert_to_rgb(read)), np.array(read))
+    image.save(tmp_path / "b.png", icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    assert np.array_equal(np.array(read_image(tmp_path / "b.png")), np.array(image))
+    image.save(tmp_path / "c.png", icc_profile=b"no profile")
+    with pytest.warns(UserWarning, match="^left out: a colour profile that cannot be read"):
+        assert np.array_equal(np.array(read_image(tmp_path / "c.png")), np.array(image))
+
+
+@pytest.mark.parametrize("ending", ["tif", "webp", "gif", "png"])
+@pytest.mark.situation(29)
+def test_the_first_of_several_pages_or_frames_is_read_with_a_warning(tmp_path, ending):
+    first, *others = [Image.new("RGB", (16, 16), colour) for colour in ("red", "black", "blue")]
+    first.save(tmp_path / f"a.{ending}", save_all=True, append_images=others, lossless=True)
+    with pytest.warns(UserWarning, match=f"^a.{ending} has 3 pages or frames: the first is read$"):
+        assert read_image(tmp_path / f"a.{ending}").getpixel((8, 8)) == (255, 0, 0)
+
+
+@pytest.mark.situation(25)
+def test_a_large_image_is_read_without_a_word_and_a_larger_one_refused(tmp_path, monkeypatch, recwarn):
+    noise(40, 30).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    assert read_image(tmp_path / "a.png").size == (40, 30) and not recwarn.list
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    with pytest.raises(CorruptImage, match=r"a.png: expected at most 0.001 megapixels, got 0.0012: cut it into tiles"):
+        read_image(tmp_path / "a.png")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.ExifTags import Base
 
 from datamodules.masks import masked_images
 from datamodules.truth import Boxes, Crop, check_scale
@@ -131,3 +132,25 @@ def test_a_fingerprint_changes_with_the_masks_alone(tmp_path):
     other_file = masked_images(tmp_path, image_size=8).fingerprint()
     assert before.keys() == other_file.keys() == {"image", "label", "truth"}
     assert {name for name in before if before[name] != other_file[name]} == {"truth"}
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["shown", "stored"])
+@pytest.mark.situation(28)
+def test_a_mask_follows_the_exif_orientation_of_its_image(tmp_path, orientation, kind):
+    """It is drawn on what programs show; on the stored rows only where its size says so."""
+    write_pair(tmp_path)
+    stored = Image.open(tmp_path / "images" / "a.bmp")
+    exif = Image.Exif()
+    exif[Base.Orientation] = orientation
+    (tmp_path / "images" / "a.bmp").unlink()
+    stored.save(tmp_path / "images" / "a.png", exif=exif)
+    shown = ImageOps.exif_transpose(Image.open(tmp_path / "images" / "a.png"))
+    (shown if kind == "shown" else stored).convert("1").save(tmp_path / "masks" / "a.png")
+    if orientation in (2, 3, 4):
+        with pytest.warns(UserWarning, match=rf"^a.png is turned by its EXIF orientation \({orientation}\)"):
+            sample = masked_images(tmp_path, image_size=40, crop_fraction=0.8)[0]
+    else:
+        sample = masked_images(tmp_path, image_size=40, crop_fraction=0.8)[0]
+    agree = torch.equal(sample["image"][0] > 127, sample["truth"])
+    assert agree == (kind == "shown" or orientation not in (2, 3, 4))

@@ -32,12 +32,12 @@ def test_gains_are_those_of_the_definition(target, grid, images):
     near = neighbourhoods(grid, 1)[patches]
     subsets = random_subsets(torch.arange(2), patches, near, 3, seed=0)
     subsets[0, 0, 0], subsets[1, 1, 2] = False, ~near[1, 1]  # the two points are subsets too
-    predict = lambda x: target.probabilities(x).log()  # noqa: E731
+    predict = lambda x: target.score_images(x).log()  # noqa: E731
     for chunk_size in (5, 256):
         two_point, terms = gains(predict, normalised, classes, near, subsets, grid, chunk_size)
         for image in range(2):
             for z in range(2):
-                known = (target.probabilities, normalised[image], classes[image].item(), members(near[image, z]))
+                known = (target.score_images, normalised[image], classes[image].item(), members(near[image, z]))
                 slow = [references.gain(*known, members(subset), 4) for subset in subsets[image, z]]
                 assert terms[image, z].tolist() == pytest.approx(slow, abs=1e-5)
                 assert two_point[image, z].item() == pytest.approx(references.two_points(*known, 4), abs=1e-5)
@@ -48,7 +48,7 @@ def test_equation_4_is_equation_3_but_for_a_constant_of_the_image(target, grid, 
     normalised, classes = target.normalise(images), target(images).argmax(-1)
     near = neighbourhoods(grid, 1).expand(len(images), -1, -1)
     two_point, _ = gains(
-        lambda x: target.probabilities(x).log(), normalised, classes, near, near[:, :, None] & False, grid
+        lambda x: target.score_images(x).log(), normalised, classes, near, near[:, :, None] & False, grid
     )
     constant = 2 * two_point - Oracle(target, grid, hops=1)(images, classes).flatten(1)
     torch.testing.assert_close(constant, constant[:, :1].expand_as(constant), atol=1e-4, rtol=0)
@@ -115,7 +115,7 @@ def test_results_are_those_computed_by_hand(target, grid):
     assert all(len(set(row)) == 3 for row in patches.tolist()) and len(set(map(tuple, patches.tolist()))) > 1
     near = [references.neighbourhood(patch, 4, 1) for patch in patches.flatten().tolist()]
     normalised = target.normalise(images)
-    known = [(target.probabilities, normalised[i // 3], classes[i // 3].item()) for i in range(15)]
+    known = [(target.score_images, normalised[i // 3], classes[i // 3].item()) for i in range(15)]
     slow = [references.two_points(*args, around, 4) for args, around in zip(known, near, strict=True)]
     two_point = module.results["two_point"]
     assert two_point["attribution"] == pytest.approx(slow, abs=1e-5)

@@ -15,6 +15,7 @@ from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.baselines import Chance
 from explainers.report.tables import markdown, rows
+from explainers.running.trainer import LabelsAsLogits
 from explainers.weight_vectors.fixed_head import FixedHead
 from explainers.weight_vectors.projections import simplex
 from explainers.weight_vectors.self_explaining import SelfExplaining
@@ -41,9 +42,9 @@ def target(make_target):
     return make_target(num_classes=10)
 
 
-def measure(module, samples):
+def measure(module, samples, callbacks=()):
     """The module after a test, and what it logged."""
-    trainer = Trainer(accelerator="cpu", **SILENT)
+    trainer = Trainer(accelerator="cpu", callbacks=list(callbacks), **SILENT)
     trainer.test(module, DataLoader(samples, batch_size=3), verbose=False)
     return module, trainer.callback_metrics
 
@@ -106,6 +107,17 @@ def test_images_without_a_label_do_not_count_in_the_accuracy(build, target, grid
         module, logged = measure(build(target, grid, {"chance": Chance(None, grid)}), relabelled(digits, known))
         assert module.identity().get("accuracy") == accuracy and module.identity()["images"] == 7
         assert logged.get("accuracy") in (None, accuracy)
+
+
+@pytest.mark.situation(31)
+def test_a_label_counts_as_the_logit_of_its_class(build, target, grid, digits):
+    predicted = [target(sample["image"][None]).argmax().item() for sample in digits]
+    logit_of = [predicted[1], (predicted[2] + 1) % 10]
+    samples = relabelled(digits, [1, 0, 1, -1, -1, -1, -1])
+    module = build(target, grid, {"chance": Chance(None, grid)})
+    measure(module, samples, [LabelsAsLogits(logit_of)])
+    right = [logit_of[label] == own for label, own in zip([1, 0, 1], predicted, strict=False)]
+    assert right[1:] == [True, False] and module.identity()["accuracy"] == pytest.approx(sum(right) / 3)
 
 
 @pytest.mark.parametrize(("known", "accuracy"), [(2, 0.5), (0, None)])

@@ -64,7 +64,7 @@ def by_hand(target, grid, samples, explain, classes, fill=0.0):
         image = target.normalise(sample["image"][None])[0]
         label = target(sample["image"][None])[0].argmax().item() if classes == "predicted" else sample["label"].item()
         heatmap = explain(sample["image"], image, label)
-        curves = references.fidelity_curves(target.probabilities, image, heatmap, label, 4, LEVELS, fill)
+        curves = references.fidelity_curves(target.score_images, image, heatmap, label, 4, LEVELS, fill)
         areas.append([references.area(curve, 16) for curve in curves])
         row, column = divmod(heatmap.argmax().item(), 4)
         hit += sample["truth"][8 * row + 4, 8 * column + 4].item()
@@ -81,7 +81,7 @@ def test_results_are_those_computed_by_hand(target, grid, digits, classes, remov
     chance = Chance(None, grid)
     slow = {
         "chance": lambda pixels, image, label: chance(pixels[None], None)[0],
-        "oracle": lambda pixels, image, label: references.attribution(target.probabilities, image, label, 4, hops=0),
+        "oracle": lambda pixels, image, label: references.attribution(target.score_images, image, label, 4, hops=0),
     }
     fill = -1.0 if removal == "black" else 0.0  # this target's mean and standard deviation are 0.5
     heatmaps = {}
@@ -235,7 +235,7 @@ def test_saliency_maps_are_removed_and_located_pixel_by_pixel_where_a_method_has
     row, images = found["saliency"]["row"], torch.stack([sample["image"] for sample in digits])
     normalised, classes = target.normalise(images), target(images).argmax(1)
     normalised[..., 13, :] = 0  # the first level removes 32 pixels: this row
-    expected = target.probabilities(normalised).take_along_dim(classes[:, None], 1).mean().item()
+    expected = target.score_images(normalised).take_along_dim(classes[:, None], 1).mean().item()
     assert row["deletion_curve"][1] == pytest.approx(expected, abs=1e-5)
     for order, (x, y) in {"saliency": (13, 31), "pixels": (28, 4)}.items():
         hit_rate = sum(sample["truth"][x, y].item() for sample in digits) / 7

@@ -7,7 +7,7 @@ from explainers.evaluation.sweep import Sweep, bilinear
 from explainers.masking import PatchGrid
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order
-from explainers.models.removal import masked_probabilities
+from explainers.models.removal import masked_scores
 
 
 def swept(sweep, target, images, heatmaps, classes):
@@ -57,9 +57,9 @@ def test_pixels_between_equal_patches_leave_in_random_order(make_target, monkeyp
     random = importance_order(torch.zeros(4, size * size), index)
     assert torch.equal(orders[0][:2], random[:2])
     between = size // side // 2 * 2  # pixels between the middles of two patches
-    assert [len(bilinear(each[None], size).unique()) for each in (half, half.mT)] == [between + 2] * 2
+    assert [len(bilinear(each[None], (size, size)).unique()) for each in (half, half.mT)] == [between + 2] * 2
     large = F.interpolate(heatmaps[:, None], (size, size), mode="bilinear", align_corners=False)[:, 0]
-    torch.testing.assert_close(bilinear(heatmaps, size), large)
+    torch.testing.assert_close(bilinear(heatmaps, (size, size)), large)
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def test_an_empty_image_is_the_same_for_all(target, grid, images, removal):
     sweep, normalised = Sweep(target, grid, removal), target.normalise(images)
     hidden = torch.zeros(len(images), 1, 16, dtype=torch.bool)
     classes = torch.arange(len(images))
-    expected = masked_probabilities(target, normalised, classes, hidden, grid, removal)[:, 0]
+    expected = masked_scores(target, normalised, classes, hidden, grid, removal)[:, 0]
     torch.testing.assert_close(sweep.empty(normalised).softmax(-1)[0, classes], expected)
 
 

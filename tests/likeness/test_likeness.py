@@ -118,7 +118,7 @@ def test_the_strongest_pairs_are_the_largest_products_of_patches_that_are_not_ta
     assert alike.strongest(100).shape == (2, 16, 2)
     pairs = torch.zeros(1, 9, 9)  # on 3 × 3 patches, a middle patch is near all others
     pairs[0, 4, 4], pairs[0, 0, 8] = 2, 1
-    alike = Likeness(torch.ones(1), pairs, torch.zeros(1, 2), 3, 3)
+    alike = Likeness(torch.ones(1), pairs, torch.zeros(1, 2), (3, 3))
     assert alike.strongest(3, apart=1).tolist() == [[[4, 4]]] and len(alike.strongest(3)[0]) == 3
 
 

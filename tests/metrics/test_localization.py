@@ -27,16 +27,16 @@ def peak_at(row, column, side):
 
 @pytest.fixture
 def heatmaps():
-    """Six of 4 × 4 patches: three without ties, two with many, one of equal scores."""
-    distinct, tied = torch.randn(3, 4, 4), torch.randint(-1, 2, (2, 4, 4)).float()
-    return torch.cat([distinct, tied, torch.full((1, 4, 4), 0.3)])
+    """Six of 4 × 8 patches: three without ties, two with many, one of equal scores."""
+    distinct, tied = torch.randn(3, 4, 8), torch.randint(-1, 2, (2, 4, 8)).float()
+    return torch.cat([distinct, tied, torch.full((1, 4, 8), 0.3)])
 
 
 @pytest.fixture
 def truth(heatmaps):
-    """Objects in images of 8 × 8 pixels, some of them where the heatmap is high."""
-    pixels = F.interpolate(heatmaps[:, None], 8)[:, 0]
-    return pixels + 2 * torch.randn(6, 8, 8) > torch.tensor([0.0, 1, -1, 0, 2, 0])[:, None, None]
+    """Objects in images of 8 × 16 pixels, some of them where the heatmap is high."""
+    pixels = F.interpolate(heatmaps[:, None], (8, 16))[:, 0]
+    return pixels + 2 * torch.randn(6, 8, 16) > torch.tensor([0.0, 1, -1, 0, 2, 0])[:, None, None]
 
 
 def mean_and_error(values):
@@ -66,7 +66,7 @@ def test_images_without_an_object_do_not_count():
 def test_average_precision_is_that_of_all_pixels(heatmaps, truth):
     found = average_precision(heatmaps, truth).tolist()
     flat = [
-        (slow.nearest(heatmap, 8, 8), mask.flatten().tolist()) for heatmap, mask in zip(heatmaps, truth, strict=True)
+        (slow.nearest(heatmap, 8, 16), mask.flatten().tolist()) for heatmap, mask in zip(heatmaps, truth, strict=True)
     ]
     assert found == pytest.approx([slow.average_precision(*pair) for pair in flat], abs=1e-12)
     assert found == pytest.approx([average_precision_score(labels, scores) for scores, labels in flat], abs=1e-12)
@@ -87,8 +87,8 @@ def test_segmentation_is_that_of_the_released_code_pixel_by_pixel(heatmaps, trut
     found = torch.stack(segmentation(heatmaps, truth), 1)
     for (intersection, union, precision), heatmap, mask in zip(found.tolist(), heatmaps, truth, strict=True):
         correct, (_, areas), expected = slow.segmented(heatmap, mask)
-        assert (intersection * 64, union * 64) == pytest.approx(areas)
-        assert 1 + intersection - union == pytest.approx(correct / 64)
+        assert (intersection * 128, union * 128) == pytest.approx(areas)
+        assert 1 + intersection - union == pytest.approx(correct / 128)
         assert precision == pytest.approx(expected, abs=1e-12)
 
 
@@ -128,11 +128,11 @@ def test_a_batch_has_the_numbers_and_errors_of_the_loops(heatmaps, truth):
     metric.update(heatmaps, truth)
     pairs = list(zip(heatmaps, truth, strict=True))
     correct, areas, precision = zip(*[slow.segmented(*pair) for pair in pairs], strict=True)
-    ranked = [slow.average_precision(slow.nearest(heatmap, 8, 8), mask.flatten().tolist()) for heatmap, mask in pairs]
+    ranked = [slow.average_precision(slow.nearest(heatmap, 8, 16), mask.flatten().tolist()) for heatmap, mask in pairs]
     expected = {
         "pointing_game": mean_and_error([slow.hit(*pair) for pair in pairs]),
         "average_precision": mean_and_error(ranked),
-        "pixel_accuracy": mean_and_error([count / 64 for count in correct]),
+        "pixel_accuracy": mean_and_error([count / 128 for count in correct]),
         "mean_iou": slow.mean_iou(areas),
         "mean_average_precision": mean_and_error(precision),
     }

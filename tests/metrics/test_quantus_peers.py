@@ -56,7 +56,7 @@ def test_removed_and_preserved_patches_are_region_perturbation_in_both_orders(ta
         outputs = sweep(normalised, heatmaps, index, classes, classes, ends)
     removed, preserved = outputs[:, QUANTITIES.index(quantity)].numpy().transpose(1, 0, 2)  # (5, 17) each
 
-    given = normalised.numpy(), classes.numpy(), to_pixels(heatmaps, 32).numpy()
+    given = normalised.numpy(), classes.numpy(), to_pixels(heatmaps, (32, 32)).numpy()
     drops = {}
     for order in ("morf", "lerf"):
         metric = quantus.RegionPerturbation(patch_size=8, order=order, regions_evaluation=16, **PLAIN)
@@ -79,7 +79,7 @@ def test_deletion_is_selectivity_and_pixel_flipping_of_one_channel(toy):
     outputs = perturbation_sweep(lambda keep: masked_forward(model, images, keep, grid), order, classes, levels=17)
     deletion = outputs[:, QUANTITIES.index("probability"), 0, 1:].numpy()  # without the whole image
 
-    given = images.numpy(), classes.numpy(), to_pixels(heatmaps, 8).numpy()
+    given = images.numpy(), classes.numpy(), to_pixels(heatmaps, (8, 8)).numpy()
     selectivity = quantus.Selectivity(patch_size=2, **PLAIN)
     flipping = quantus.PixelFlipping(features_in_step=4, **PLAIN)  # a patch in a step
     for metric in (selectivity, flipping):

@@ -129,6 +129,36 @@ def test_positions_are_interpolated_as_the_original_does(name):
     torch.testing.assert_close(outputs_of(target, images), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.situation(13)
+@pytest.mark.situation(14)
+@pytest.mark.parametrize(
+    ("problem", "labels", "score"),
+    [
+        (None, 3, "softmax"),
+        ("multi_label_classification", 3, "sigmoid"),
+        ("regression", 1, "value"),
+        ("regression", 2, "value"),
+    ],
+)
+def test_the_score_is_that_of_the_config_unless_another_is_given(problem, labels, score, capsys):
+    model = ViTForImageClassification(ViTConfig(**SIZE, num_labels=labels, problem_type=problem)).eval()
+    target = as_target(model)
+    assert target.score == score and target.num_classes == labels
+    assert "is computed in timm's architecture" in capsys.readouterr().err
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        torch.testing.assert_close(target(images), model(target.normalise(images)).logits, rtol=1e-4, atol=1e-4)
+    assert as_target(model, score="value").score == "value"
+
+
+@pytest.mark.situation(14)
+def test_a_single_logit_of_unknown_meaning_is_converted_and_asked_about(capsys):
+    model = ViTForImageClassification(ViTConfig(**SIZE, num_labels=1))
+    target, said = as_target(model), capsys.readouterr().err
+    assert "is computed in timm's architecture" in said and "give score=value for a regression" in said
+    assert target.num_classes == 2
+
+
 def test_classes_have_the_names_of_the_model():
     names = {0: "cat", 1: "dog"}
     model = ViTForImageClassification(ViTConfig(**SIZE, id2label=names, label2id={"cat": 0, "dog": 1}))
@@ -141,10 +171,11 @@ def test_classes_have_the_names_of_the_model():
 
 def test_weights_of_torchvision_state_normalisation_size_and_classes():
     model = converted("torchvision ResNet")[0].model
-    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(0.5, None, ())
-    assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.image_size == 224
+    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(0.5, None, (), 3)
+    assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.size == (224, 224)
     origin = "mean as given, else those of ResNet18_Weight"
-    assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225 ({origin}")
+    photos = "photos cropped to 224 x 224, the middle 88 % (bilinear)"
+    assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225, {photos} ({origin}")
     with pytest.raises(InputError, match=r"^expected weights as torchvision names them.*got 'weights.pth': load"):
         as_target(model, "weights.pth")
 
@@ -156,7 +187,7 @@ def test_one_line_says_what_became_of_a_model(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("CLIPVisionModel is computed in timm's architecture, with outputs that ")
-    assert lines[0].endswith("std 0.269 0.261 0.276 (those of the usual image processor of clip)")
+    assert lines[0].endswith("0.276, photos cropped to 32 x 32 (bicubic) (those of the usual image processor of clip)")
 
 
 @pytest.mark.parametrize(
@@ -209,13 +240,25 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
         (len, {}, "expected a model, or the name of a timm model, got builtin_function_or_method: give a torch"),
         ("test_vit", {"weights": None, "mean": 127}, "expected mean of pixels from 0 to 1, 3 numbers from 0 to 1, got"),
         ("vit", {"std": 0}, "expected std of pixels from 0 to 1, 3 numbers above 0, got 0: give, for example, std=0.5"),
-        ("vit", {"image_size": 40}, "expected image_size=32, as this VisionTransformer takes, got 40: drop image_size"),
-        ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30: expected"),
-        ("timm", {"image_size": "48"}, "expected image_size as a number of pixels, such as 224, got '48'"),
+        (
+            "vit",
+            {"image_size": 40},
+            "expected image_size=32, as this VisionTransformer takes, got another: drop image_size",
+        ),
+        ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30 × 30: expected"),
+        (
+            "timm",
+            {"image_size": "48"},
+            "expected image_size in pixels, such as 224, or (224, 448) for height and width, got '48'",
+        ),
         ("timm", {"weights": "a.pth"}, "expected weights for the name of a timm model, got a module: load its"),
         ("clip", {}, "expected a model of images, got CLIPModel, which embeds texts too: give model.vision_model"),
         ("CLIP", {"image_size": 48}, "expected a model of images of 48 × 48 pixels, got CLIPForImageClassification,"),
-        ("target", {"mean": 0.5}, "expected a TargetModel alone, which has its own settings, got further arguments"),
+        (
+            "target",
+            {"mean": 0.5},
+            "expected a TargetModel, which has its own settings, and image_size alone, got further arguments",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(model, arguments, message, make_model, target):

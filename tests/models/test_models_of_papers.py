@@ -30,9 +30,9 @@ def test_a_model_is_explained_and_measured(name, tmp_path):
     size = [f"++target.model.{key}={value}" for key, value in (SIZE | {"img_size": MODELS[name]}).items()]
     cfg = composed(f"target={name}", "target.model.pretrained=false", *size, folder=tmp_path, config="eval")
     target, grid = wake(instantiate(cfg.target)).eval(), instantiate(cfg.grid)
-    assert grid == target.grid and grid.side == 4
+    assert grid == target.grid and grid.shape == (4, 4)
     methods = posthoc.build_all(["DecompX-SkipPLUS", "GAE"], target, grid)
-    images = torch.randint(0, 256, (2, 3, grid.image_size, grid.image_size), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 3, *grid.size), dtype=torch.uint8)
     evaluation = Evaluation(grid, levels=3, removals=["zero", "drop"])(target, methods)
     batch = {"image": images, "label": torch.tensor([0, 4]), "index": torch.arange(2)}
     measured = evaluation.test_step(batch, 0)
@@ -42,7 +42,7 @@ def test_a_model_is_explained_and_measured(name, tmp_path):
         assert heatmaps[name].shape == (2, 4, 4) and heatmaps[name].std() > 0
         assert 0 < abs(row["fidelity_plus_drop"]) < 1
         slow = [
-            references.fidelity_curves(target.probabilities, image, heatmap, image_class, 4, 3)[0]
+            references.fidelity_curves(target.score_images, image, heatmap, image_class, 4, 3)[0]
             for image, heatmap, image_class in zip(target.normalise(images), heatmaps[name], classes, strict=True)
         ]
         assert row["fidelity_plus"] == pytest.approx(np.mean([references.area(curve, 16) for curve in slow]), abs=1e-4)

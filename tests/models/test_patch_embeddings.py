@@ -74,12 +74,13 @@ def test_models_whose_patches_go_another_way_than_their_images_are_refused(make_
         target.embed_with_patches(target.normalise(images))
 
 
-@pytest.mark.parametrize(("own", "side"), [(4, 2), (6, 3), (6, 2), (4, 4), (3, 1)])
-def test_a_coarser_patch_is_the_mean_of_its_parts(own, side):
-    patches = torch.randn(2, own**2, 3)
-    means = patch_means(patches, side)
-    assert means.shape == (2, side**2, 3)
-    for patch in range(side**2):
-        row, column, size = patch // side, patch % side, own // side
-        parts = [(row * size + r) * own + column * size + c for r in range(size) for c in range(size)]
+@pytest.mark.parametrize(("shape", "size"), [((2, 2), 2), ((2, 3), 2), ((3, 2), 3), ((4, 4), 1), ((1, 1), 3)])
+def test_a_coarser_patch_is_the_mean_of_its_parts(shape, size):
+    rows, columns = shape
+    patches = torch.randn(2, rows * columns * size**2, 3)
+    means = patch_means(patches, shape)
+    assert means.shape == (2, rows * columns, 3)
+    for patch in range(rows * columns):
+        row, column = divmod(patch, columns)
+        parts = [(row * size + r) * columns * size + column * size + c for r in range(size) for c in range(size)]
         torch.testing.assert_close(means[:, patch], sum(patches[:, part] for part in parts) / len(parts))

@@ -229,6 +229,7 @@ WRONG = {
     "not a number": (Net(lambda y: y * torch.nan), "expected finite logits of Net, got NaN or infinity for random"),
     "constant images": (NotForConstants(), "expected finite logits .* got NaN or infinity for the mean image"),
     "probabilities": (Net(lambda y: y.softmax(-1)), "expected logits of Net, got probabilities, which sum to 1: leave"),
+    "a sigmoid": (Net(lambda y: y.sigmoid()), "got probabilities of a sigmoid: leave out its sigmoid and give score=s"),
     "random": (Random(), "expected Random to give an image the same logits at every call .*F.dropout"),
     "batches": (OfBatch(), "expected OfBatch to give an image the same logits .* in every batch, got a difference"),
     "half precision": (Net().half(), r"got Net, which raises RuntimeError: .*: give .* in float32 \(model.float\(\)\)"),
@@ -240,8 +241,15 @@ STATED_WRONGLY = [
     ({"image_size": 28}, r"expected a classifier of .* \(B, 3, 28, 28\), got Net, which raises Run"),
     ({"mean": None}, "expected mean, std and image_size .* Net was trained, got no mean: give"),
     (dict.fromkeys(STATED), "got no mean and no std and no image_size: give as_target.model, mean="),
-    ({"image_size": 227}, "expected an image_size that patches of 2 to 16 pixels divide, got 227"),
+    ({"image_size": 227}, "expected an image_size that patches of 2 to 16 pixels divide, got 227 × 227"),
 ]
+
+
+def test_probabilities_are_explained_as_values_if_that_is_asked_for(images):
+    model = Net(lambda y: y.sigmoid()).eval()
+    with torch.no_grad():
+        target = plain_target(model, **STATED, score="value")
+        torch.testing.assert_close(target(images), model(target.normalise(images)))
 
 
 @pytest.mark.parametrize(

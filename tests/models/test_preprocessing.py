@@ -1,11 +1,15 @@
 """Image processors of transformers: the same pixels, the same predictions."""
 
 import pytest
+import timm
 import torch
 import transformers
 from images.test_transform import PHOTOS, photo
+from torchvision.models import ResNet18_Weights
 
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
+from explainers.models.convert import as_target
 from explainers.models.preprocessing import read_processor
 
 SMALL = {"shortest_edge": 72}
@@ -37,6 +41,19 @@ def test_pixels_are_those_of_transformers(name, backend, tolerance):
         theirs = torch.as_tensor(processor(photo(each), return_tensors="pt").pixel_values[0])
         difference = (255 * (theirs * std + mean) - found.transform(photo(each))).abs().max()
         assert difference < tolerance, each
+
+
+def test_a_processor_says_mean_std_and_what_becomes_of_photos():
+    model = timm.create_model("test_vit", num_classes=3)
+    settings = {"size": {"height": 96, "width": 96}, "image_mean": [0.1] * 3, "image_std": [0.2] * 3}
+    target = as_target(model, processor=transformers.ViTImageProcessor(**settings))
+    assert target.transform == ImageTransform((96, 96), "squash", 1.0, "bilinear", rounds=False)
+    assert target.mean.flatten().tolist() == pytest.approx([0.1] * 3)
+    assert target.std.flatten().tolist() == pytest.approx([0.2] * 3)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    assert as_target(net, processor=ResNet18_Weights.DEFAULT.transforms()).transform.crop_pct == 224 / 256
+    with pytest.raises(InputError, match="TargetModel alone"):
+        as_target(target, processor=transformers.ViTImageProcessor())
 
 
 def test_a_large_convnext_is_squashed():

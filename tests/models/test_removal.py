@@ -129,10 +129,10 @@ def test_the_model_is_as_before_even_after_an_error(target, normalised):
 
 @torch.no_grad()
 def test_a_patch_of_a_coarser_grid_is_all_of_the_models_patches_in_it(make_target):
-    target, images = make_target(), torch.randn(2, 3, 32, 32)
-    coarse = torch.tensor([[True, False, False, True], [False, True, False, False]])
-    found = masked_outputs(target, target.classify, images, coarse[:, None], PatchGrid(32, 16), "drop")[:, 0]
-    for image, patches in enumerate(([0, 1, 4, 5, 10, 11, 14, 15], [2, 3, 6, 7])):
+    target, images = make_target(img_size=(32, 48)), torch.randn(2, 3, 32, 48)
+    coarse = torch.tensor([[True, False, False, False, True, False], [False, False, True, False, False, False]])
+    found = masked_outputs(target, target.classify, images, coarse[:, None], PatchGrid((32, 48), 16), "drop")[:, 0]
+    for image, patches in enumerate(([0, 1, 6, 7, 14, 15, 20, 21], [4, 5, 10, 11])):
         expected = target.classify(by_hand(target, images[image], patches))
         torch.testing.assert_close(found[image], expected, rtol=1e-4, atol=1e-4)
 
@@ -184,11 +184,11 @@ def test_hidden_pixels_do_not_leak_or_dropping_is_refused(name):
 @torch.no_grad()
 @pytest.mark.parametrize("removal", ["zero", "black"])
 def test_pixels_are_removed_as_by_hand(make_target, removal):
-    target, images = make_target(), torch.randn(2, 3, 32, 32)
-    keep, fill = torch.rand(2, 3, 16) < 0.5, -1.0 if removal == "black" else 0.0  # mean and deviation are 0.5
-    found = masked_outputs(target, target.classify, images, keep, PatchGrid(32, 8), removal, chunk_size=4)
+    target, images = make_target(img_size=(16, 24)), torch.randn(2, 3, 16, 24)
+    keep, fill = torch.rand(2, 3, 6) < 0.5, -1.0 if removal == "black" else 0.0  # mean and deviation are 0.5
+    found = masked_outputs(target, target.classify, images, keep, PatchGrid((16, 24), 8), removal, chunk_size=4)
     for image in range(2):
         for mask in range(3):
-            seen = only(images[image], keep[image, mask].nonzero().flatten().tolist(), 4, fill)
+            seen = only(images[image], keep[image, mask].nonzero().flatten().tolist(), (2, 3), fill)
             expected = target.classify(target.embed(seen[None]))[0]
             torch.testing.assert_close(found[image, mask], expected, rtol=1e-4, atol=1e-4)

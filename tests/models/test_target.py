@@ -14,7 +14,8 @@ from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import load_head, save_head
-from explainers.models.names import match_classes
+from explainers.models.names import class_names, match_classes
+from explainers.models.plain import plain_target
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
 from explainers.training.sources import Features
@@ -53,7 +54,7 @@ def test_head_of_backbone_is_the_models_own_answer(model, images):
     assert embeddings.shape == (5, target.embed_dim)
     torch.testing.assert_close(target.classify(embeddings), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(target(images), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(target.probabilities(target.normalise(images)), expected.softmax(-1))
+    torch.testing.assert_close(target.score_images(target.normalise(images)), expected.softmax(-1))
 
 
 def test_one_forward_pass_gives_the_embedding_and_the_maps(model, images):
@@ -247,11 +248,43 @@ def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, 
     with torch.no_grad():
         z = model(normalised_by_hand(model, images))[:, 0]
     sigmoid = 1 / (1 + torch.exp(-z))
-    probabilities = target.probabilities(target.normalise(images))
+    probabilities = target.score_images(target.normalise(images))
     assert target.num_classes == 2
     torch.testing.assert_close(probabilities, torch.stack([1 - sigmoid, sigmoid], 1))
     binary = -(labels * sigmoid.log() + (1 - labels) * (1 - sigmoid).log()).mean()
     torch.testing.assert_close(nn.functional.cross_entropy(target(images), labels), binary)
+
+
+def test_a_guessed_sigmoid_is_said_and_a_stated_one_is_not(make_model, capsys):
+    TargetModel(make_model(num_classes=1))
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("score=sigmoid: the single logit of vit_tiny_patch16_224 is taken as") and said.count("\n") == 1
+    )
+    assert "give score=value for a regression" in said
+    for score in ("sigmoid", "value", "softmax"):
+        TargetModel(make_model(num_classes=1), score=score)
+    TargetModel(make_model())
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_a_value_stays_one_output(make_model, images, name):
+    model = make_model(name, num_classes=1)
+    target = TargetModel(model, score="value")
+    with torch.no_grad():
+        expected = model(normalised_by_hand(model, images))
+    assert target.num_classes == 1 and class_names(target) == ["value"]
+    torch.testing.assert_close(target.score_images(target.normalise(images)), expected)
+    assert target.identity() != TargetModel(model).identity()
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(-1), nn.Sigmoid()])
+def test_a_head_that_gives_probabilities_is_refused(make_model, last):
+    head = nn.Sequential(nn.Linear(24, 4), last)
+    with pytest.raises(InputError, match="^head= gives probabilities, but logits are explained: leave out its last"):
+        TargetModel(make_model(), head)
+    TargetModel(make_model(), nn.Sequential(nn.Linear(24, 4), nn.ReLU()))
 
 
 @pytest.mark.parametrize("method", ["InputXGradient", "DecompX-SkipPLUS"])
@@ -315,6 +348,50 @@ def test_modules_that_train_a_model_train_a_copy(build, target, grid):
         for weight in module.parameters():
             weight.zero_()
     assert_untouched(target, before)
+
+
+@pytest.mark.situation(12)
+@pytest.mark.parametrize(
+    ("name", "arguments", "size", "shape"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": (24, 40)}, (24, 40), (3, 5)),
+        ("swin_tiny_patch4_window7_224", SWIN | {"img_size": (32, 64)}, (32, 64), (2, 4)),
+        ("test_resnet", {}, (96, 64), (6, 4)),  # its config says 100 × 70 pixels, of which patches cover these
+    ],
+)
+def test_the_grid_of_a_model_that_is_not_square(make_model, name, arguments, size, shape):
+    model = make_model(name, **arguments)
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 100, 70)}
+    target = TargetModel(model)
+    assert (target.grid.size, target.grid.shape, target.transform.size) == (size, shape, size)
+    assert target(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape == (1, 5)
+
+
+@pytest.mark.situation(12)
+def test_what_has_no_grid_of_square_patches_is_refused_with_a_way_out(make_model):
+    with pytest.raises(InputError, match=r"^expected a model of square patches, got .* with 8 × 4 pixels"):
+        repr(TargetModel(make_model(img_size=(24, 40), patch_size=(8, 4))).grid)
+    model = make_model()
+    model.patch_embed.img_size = 32, 44
+    with pytest.raises(InputError, match=r"got images of 32 × 44: take image_size=\(32, 40\), or \+\+target"):
+        repr(TargetModel(model).grid)
+
+
+@pytest.mark.situation(12)
+def test_a_copy_of_a_target_takes_another_size_as_timm_interpolates_its_positions(make_model):
+    target, by_hand = TargetModel(make_model()), make_model()
+    images = torch.randint(0, 256, (2, 3, 24, 40), dtype=torch.uint8)
+    by_hand.set_input_size((24, 40))
+    resized = as_target(target, image_size=(24, 40))
+    assert torch.equal(resized(images), by_hand(target.normalise(images)))
+    assert (resized.grid.shape, target.grid.shape) == ((3, 5), (4, 4))
+    layers = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    net = plain_target(nn.Sequential(*layers), 0.5, 0.5, (16, 24))
+    assert net.grid.shape == (8, 12)
+    with pytest.raises(
+        InputError, match="^expected image_size that Sequential can take, got 32 × 32: it takes 16 × 24"
+    ):
+        as_target(net, image_size=32)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "test_resnet", "swin_tiny_patch4_window7_224"])

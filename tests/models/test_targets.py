@@ -76,7 +76,7 @@ def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
         network = instantiate(cfg.explainer.network)(target, grid)
         if cfg.direct:
             check_direct(target, cfg.direct)
-        images = torch.zeros(2, 3, grid.image_size, grid.image_size, dtype=torch.uint8)
+        images = torch.zeros(2, 3, *grid.size, dtype=torch.uint8)
         embeddings, maps = target.embed_with_maps(target.normalise(images), cfg.blocks)
         assert target.head(embeddings).shape == (2, 10 if name == "tiny" else 1000)
         assert network(images, embeddings, maps).shape == (2, grid.num_patches, 2, target.embed_dim)

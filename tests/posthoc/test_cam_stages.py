@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from explainers import posthoc
-from explainers.errors import InputError
+from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
 from explainers.posthoc import cam
 from explainers.posthoc.gradients import input_x_gradient
@@ -94,3 +94,38 @@ def test_it_explains_several_functionals_of_the_embedding_at_once(make_target, i
 def test_a_layer_that_does_not_exist_is_refused(make_target):
     with pytest.raises(InputError, match="^expected a layer from -5 to 4 of test_resnet, got 5$"):
         posthoc.GradCAM(make_target("test_resnet"), GRID, layer=5)
+
+
+TOKENS = {
+    "cait_xxs24_224": {"img_size": 64, "depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 8},
+    "xcit_nano_12_p16_224": {"img_size": 64, "depth": 2, "embed_dim": 24, "num_heads": 2},
+    "hiera_tiny_224": {
+        "img_size": 64,
+        "stages": (1, 1, 1),
+        "q_pool": 2,
+        "embed_dim": 12,
+        "mask_unit_size": (4, 4),
+        "mask_unit_attn": (True, True, False),
+    },
+}
+
+
+@pytest.mark.situation(6)
+@pytest.mark.parametrize("model", TOKENS)
+def test_blocks_that_output_patches_row_by_row_have_maps(make_target, images, model):
+    target = make_target(model, **TOKENS[model])
+    kept, info = [], target.backbone.feature_info[-1]
+    hook = target.backbone.get_submodule(info["module"]).register_forward_hook(lambda *call: kept.append(call[-1]))
+    logits = target.classify(target.embed(target.normalise(images))).gather(1, LABELS[:, None])
+    hook.remove()
+    (gradient,) = torch.autograd.grad(logits.sum(), kept[0])
+    patches = (kept[0] * gradient).sum(-1).detach()
+    expected = torch.stack([row.reshape(64 // info["reduction"], -1) for row in patches])
+    found = posthoc.HiResCAM(target, PatchGrid(64, info["reduction"]))(images, LABELS)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+def test_patches_that_hiera_sorts_by_windows_are_no_map(make_target):
+    target = make_target("hiera_tiny_224", **TOKENS["hiera_tiny_224"])
+    with pytest.raises(UnsupportedModel, match="a model with layers of tokens or of square feature maps"):
+        posthoc.GradCAM(target, GRID, layer=0)

@@ -32,7 +32,7 @@ def prediction(target, image, label, removal):
         if removal != "drop":
             fill = torch.zeros_like(image) + fills[removal]
             seen = fill if not visible else references.only(image, visible, 4, fill)
-            return target.probabilities(seen[None])[0, label].item()
+            return target.score_images(seen[None])[0, label].item()
         keep = torch.tensor([[patch in visible for patch in range(16)]])
         return target.classify(embed_visible(target, image[None], keep)).softmax(-1)[0, label].item()
 

@@ -145,11 +145,11 @@ def test_the_map_of_a_swin_is_where_its_features_are(make_target, grid, images):
 def test_scores_on_another_grid_keep_their_sum_and_place(shape):
     """A ViT with 16 × 16 tokens can be explained on 14 × 14 patches."""
     scores = torch.randn(2, 3, *shape)
-    resampled = sum_on_grid(scores, 4)
-    assert resampled.shape == (2, 3, 4, 4)
+    resampled = sum_on_grid(scores, (4, 4))
+    assert resampled.shape == (2, 3, 4, 4) and sum_on_grid(scores, (2, 3)).shape == (2, 3, 2, 3)
     torch.testing.assert_close(resampled.sum((-2, -1)), scores.sum((-2, -1)))
     corner = torch.zeros(*shape)
     corner[0, -1] = 1
-    assert sum_on_grid(corner, 4).max() == sum_on_grid(corner, 4)[0, -1] > 0
+    assert sum_on_grid(corner, (2, 3)).max() == sum_on_grid(corner, (2, 3))[0, -1] > 0
     if shape == (8, 8):
         torch.testing.assert_close(resampled, 4 * F.avg_pool2d(scores, 2))

@@ -16,7 +16,7 @@ def test_lime_is_the_reference(target, grid, images):
     heatmaps = explainer(images[:3], CLASSES[:3])
     keeps = read_samples(explainer)
     for i, image in enumerate(target.normalise(images[:3])):
-        expected = slow.lime(target.probabilities, image, CLASSES[i], keeps.tolist(), 0.3, 0.5)
+        expected = slow.lime(target.score_images, image, CLASSES[i], keeps.tolist(), 0.3, 0.5)
         close(heatmaps[i].flatten().double(), expected)
 
 
@@ -42,9 +42,7 @@ def test_lime_with_the_lasso_is_captums_on_the_same_samples(target, grid, images
         yield from (keep[None].long() for keep in keeps)
 
     for i, normalised in enumerate(target.normalise(images[:2])):
-        method = captum.attr.Lime(
-            target.probabilities, interpretable_model=SkLearnLasso(alpha=alpha), perturb_func=draw
-        )
+        method = captum.attr.Lime(target.score_images, interpretable_model=SkLearnLasso(alpha=alpha), perturb_func=draw)
         settings = {"feature_mask": patches, "n_samples": 80, "return_input_shape": False}
         theirs = method.attribute(normalised[None], 0, int(CLASSES[i]), **settings)
         torch.testing.assert_close(found[i].flatten(), theirs[0], rtol=0, atol=1e-4)

@@ -37,24 +37,24 @@ def test_occlusion_is_the_reference(target, grid, images, window):
     heatmaps = Occlusion(target, grid, window)(images, CLASSES)
     with torch.no_grad():
         for i, image in enumerate(target.normalise(images)):
-            expected = slow.occlusion(target.probabilities, image, CLASSES[i], 4, window // 2)
+            expected = slow.occlusion(target.score_images, image, CLASSES[i], 4, window // 2)
             torch.testing.assert_close(heatmaps[i], expected, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
 def test_occlusion_is_captums(target, grid, images):
     normalised = target.normalise(images)
-    theirs = captum.attr.Occlusion(target.probabilities).attribute(
+    theirs = captum.attr.Occlusion(target.score_images).attribute(
         normalised, (3, 8, 8), strides=(3, 8, 8), target=CLASSES
     )
     torch.testing.assert_close(Occlusion(target, grid)(images, CLASSES), theirs[:, 0, ::8, ::8], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("size, cells", [(32, 3), (32, 4), (24, 7)])
+@pytest.mark.parametrize("size, cells", [((32, 32), 3), ((32, 20), 4), ((24, 40), 7)])
 def test_random_masks_are_the_reference(size, cells):
     masks = RandomMasks(5, cells, 0.5, size=size, seed=3, device=torch.device("cpu"))
     found = masks(torch.arange(5))
-    assert found.shape == (5, 1, size, size) and found.min() >= 0 and found.max() <= 1
+    assert found.shape == (5, 1, *size) and found.min() >= 0 and found.max() <= 1
     for i in range(5):
         expected = slow.rise_mask(masks.cells[i], *masks.shifts[i].tolist(), size)
         torch.testing.assert_close(found[i, 0].double(), expected, rtol=0, atol=1e-6)
@@ -63,29 +63,29 @@ def test_random_masks_are_the_reference(size, cells):
 
 def test_autocast_leaves_the_masks_as_they_are():
     numbers = torch.arange(5)
-    masks = RandomMasks(5, 7, 0.5, size=32, seed=0, device=numbers.device)
+    masks = RandomMasks(5, 7, 0.5, size=(32, 32), seed=0, device=numbers.device)
     with torch.autocast("cpu", torch.bfloat16):
         inside = masks(numbers)
     assert torch.equal(inside, masks(numbers))
 
 
 def test_random_masks_cover_each_pixel_and_are_shifted_in_both_directions():
-    masks = RandomMasks(4000, 7, 0.3, size=32, seed=0, device=torch.device("cpu"))
+    masks = RandomMasks(4000, 7, 0.3, size=(32, 32), seed=0, device=torch.device("cpu"))
     assert set(masks.cells.unique().tolist()) == {0, 1}
     assert (masks.cells.mean(0) - 0.3).abs().max() < 0.04  # five standard deviations
     pairs = masks.shifts[:, 0] * 5 + masks.shifts[:, 1]
     assert (pairs.bincount(minlength=25) / 4000 - 1 / 25).abs().max() < 0.016
-    other = RandomMasks(4000, 7, 0.3, size=32, seed=1, device=torch.device("cpu"))
+    other = RandomMasks(4000, 7, 0.3, size=(32, 32), seed=1, device=torch.device("cpu"))
     assert not torch.equal(other.cells, masks.cells) and not torch.equal(other.shifts, masks.shifts)
 
 
 @torch.no_grad()
 def test_rise_is_the_reference(target, grid, images):
     heatmaps = RISE(target, grid, masks=12, cells=3, probability=0.4, seed=2)(images, CLASSES)
-    drawn = RandomMasks(12, 3, 0.4, size=32, seed=2, device=images.device)
+    drawn = RandomMasks(12, 3, 0.4, size=(32, 32), seed=2, device=images.device)
     masks = [slow.rise_mask(drawn.cells[i], *drawn.shifts[i].tolist(), 32) for i in range(12)]
     for i, image in enumerate(target.normalise(images)):
-        close(heatmaps[i], slow.rise(target.probabilities, image, CLASSES[i], masks, 0.4, 4))
+        close(heatmaps[i], slow.rise(target.score_images, image, CLASSES[i], masks, 0.4, 4))
 
 
 def feature_maps(target, normalised, block):
@@ -102,20 +102,30 @@ def test_score_cam_is_the_reference(make_target, grid, images, name):
     summed = ScoreCAM(target, grid, block=0)(images[:2], CLASSES[:2])
     for i, image in enumerate(target.normalise(images[:2])):
         features = feature_maps(target, image[None], 1)[0]
-        close(softmax[i], slow.score_cam(target.probabilities, image, CLASSES[i], features, 4))
+        close(softmax[i], slow.score_cam(target.score_images, image, CLASSES[i], features, 4))
         pairs = itertools.combinations([slow.unit(slow.bilinear(each, 32)) for each in features], 2)
         cosines = [1 - slow.distance(*pair) for pair in pairs]
         assert similarity[i].item() == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
         masks = [slow.unit(slow.bilinear(each, 32)) for each in feature_maps(target, image[None], 0)[0]]
-        close(summed[i], slow.summed(target.probabilities, image, CLASSES[i], masks, 4).float())
+        close(summed[i], slow.summed(target.score_images, image, CLASSES[i], masks, 4).float())
 
 
-@pytest.mark.parametrize("tokens, size", [(4, 32), (7, 21), (5, 32), (1, 8), (14, 56), (8, 8), (9, 4)])
+@pytest.mark.parametrize(
+    "tokens, size",
+    [
+        ((4, 4), (32, 32)),
+        ((7, 5), (21, 32)),
+        ((1, 1), (8, 8)),
+        ((14, 7), (56, 21)),
+        ((8, 8), (8, 8)),
+        ((9, 5), (4, 32)),
+    ],
+)
 def test_maps_have_the_unit_range_after_up_sampling(tokens, size):
-    maps = torch.randn(20, tokens, tokens)
+    maps = torch.randn(20, *tokens)
     maps[7] = 3.3
     scaled, varies = unit_range(maps, size)
-    assert torch.equal(varies, torch.arange(20) != 7 if tokens > 1 else torch.zeros(20, dtype=torch.bool))
+    assert torch.equal(varies, torch.arange(20) != 7 if tokens != (1, 1) else torch.zeros(20, dtype=torch.bool))
     large = upsample(scaled, size)
     assert not large[~varies].any()
     for before, after in zip(maps[varies][:4], large[varies], strict=False):
@@ -128,9 +138,9 @@ def test_no_more_masked_images_than_a_chunk_are_in_memory(target, images):
     sizes = []
 
     class Counting:
-        def probabilities(self, normalised):
+        def score_images(self, normalised):
             sizes.append(len(normalised))
-            return target.probabilities(normalised)
+            return target.score_images(normalised)
 
     image = torch.tensor([0, 0, 2, 1, 4, 3, 4])
     normalised, masks = target.normalise(images), torch.rand(7, 1, 32, 32)
@@ -153,8 +163,8 @@ def find_helped_classes(target, images):
     The weights of the head are multiplied to make the increase large.
     """
     target.head.weight.mul_(4)
-    blank = target.probabilities(torch.zeros(1, 3, 32, 32))
-    gain, classes = (target.probabilities(target.normalise(images)) - blank).max(1)
+    blank = target.score_images(torch.zeros(1, 3, 32, 32))
+    gain, classes = (target.score_images(target.normalise(images)) - blank).max(1)
     return classes, gain
 
 

@@ -92,3 +92,40 @@ def test_the_methods_that_explain_a_model_are_listed_also_where_one_is_refused(m
     refused = min(missing)
     with pytest.raises(UnsupportedModel, match=f" for {refused}, got .*: take one of .*RISE"):
         posthoc.build(refused, target, grid)
+
+
+@pytest.mark.situation(6)
+@pytest.mark.parametrize("method", ["DecompX-PLUS", "GAE", "PathFlow", "GradCAM", "AttnLRP"])
+def test_a_naflexvit_has_the_maps_of_the_vit_with_its_weights(make_target, grid, images, method):
+    options = {"class_token": False, "global_pool": "avg"}
+    plain, flexible = (make_target(**options, use_naflex=flex) for flex in (False, True))
+    weights = {f"embeds.{name}" if "embed" in name else name: w for name, w in plain.backbone.state_dict().items()}
+    weights = {name.replace("patch_embed.", ""): weight for name, weight in weights.items()}
+    positions = weights["embeds.pos_embed"]
+    patches = plain.backbone.patch_embed.proj.weight.permute(0, 2, 3, 1).flatten(1)
+    proj = flexible.backbone.embeds.proj.weight
+    weights["embeds.proj.weight"] = patches if proj.dim() == 2 else weights["embeds.proj.weight"]
+    weights["embeds.pos_embed"] = positions.unflatten(1, grid.shape)
+    flexible.backbone.load_state_dict(weights)
+    flexible.head.load_state_dict(plain.head.state_dict())
+    labels = torch.zeros(len(images), dtype=torch.long)
+    expected, found = (posthoc.build(method, each, grid)(images, labels) for each in (plain, flexible))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("method", ["GAE", "AttentionRollout", "DecompX-PLUS", "ALTI-SkipPLUS"])
+def test_queries_in_groups_are_those_with_copied_keys_and_values(make_target, grid, images, method):
+    options = {"depth": 2, "embed_dim": 32, "num_heads": 4, "img_size": 32, "patch_size": 8, "attn_type": "rope"}
+    grouped = make_target("vit_small_patch16_dinov3", num_kv_heads=2, qkv_fused=False, **options)
+    whole = make_target("vit_small_patch16_dinov3", qkv_fused=False, **options)
+    weights = {
+        name: w.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1)
+        if ".k_proj" in name or ".v_proj" in name
+        else w
+        for name, w in grouped.backbone.state_dict().items()
+    }
+    whole.backbone.load_state_dict(weights)
+    whole.head.load_state_dict(grouped.head.state_dict())
+    labels = torch.zeros(len(images), dtype=torch.long)
+    expected, found = (posthoc.build(method, each, grid)(images, labels) for each in (whole, grouped))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())

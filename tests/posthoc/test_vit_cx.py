@@ -59,9 +59,9 @@ def test_features_lie_where_their_patch_lies(make_target, images, name):
     assert torch.equal(where, expected)
 
 
-@pytest.mark.parametrize("tokens, size", [(4, 32), (7, 21), (5, 32), (14, 56)])
+@pytest.mark.parametrize("tokens, size", [((4, 4), (32, 32)), ((7, 5), (21, 32)), ((14, 7), (56, 21))])
 def test_cosines_are_those_of_the_up_sampled_masks(tokens, size):
-    masks = torch.rand(6, tokens, tokens)
+    masks = torch.rand(6, *tokens)
     found = cosine_distances(masks, size)
     large = [slow.bilinear(mask, size) for mask in masks]
     for i, j in itertools.product(range(6), range(6)):
@@ -74,7 +74,7 @@ def test_cosines_are_those_of_the_up_sampled_masks(tokens, size):
 def test_clusters_are_those_of_complete_linkage_in_the_order_of_their_first_masks(delta):
     masks = torch.rand(12, 4, 4)
     masks[5], masks[9] = masks[2] + 0.01 * masks[5], masks[2] + 0.02 * masks[9]
-    found, first = cluster_masks(masks, cosine_distances(masks, 16), delta)
+    found, first = cluster_masks(masks, cosine_distances(masks, (16, 16)), delta)
     groups = slow.clusters([slow.bilinear(mask, 16) for mask in masks], delta)
     assert first.tolist() == [group[0] for group in groups]
     assert len(groups) == {0.0: 12, 2.0: 1}.get(delta, len(groups))
@@ -85,7 +85,7 @@ def test_clusters_are_those_of_complete_linkage_in_the_order_of_their_first_mask
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_masks_are_their_own_clusters(count):
     masks = torch.rand(count, 4, 4)
-    found, first = cluster_masks(masks, cosine_distances(masks, 16), 0.1)
+    found, first = cluster_masks(masks, cosine_distances(masks, (16, 16)), 0.1)
     assert torch.equal(found, masks) and first.tolist() == list(range(count))
 
 
@@ -93,11 +93,11 @@ def test_what_no_mask_covers_is_zero():
     masks = torch.rand(3, 4, 4)
     masks[:, :2, :2] = 0
     scores = torch.tensor([0.2, 1.0, -0.4])
-    found = coverage_corrected_sum(upsample_masks(masks, 32), scores, chunk_size=2)
+    found = coverage_corrected_sum(upsample_masks(masks, (32, 32)), scores, chunk_size=2)
     expected = slow.corrected([slow.bilinear(mask, 32) for mask in masks], scores.tolist())
     close(found.float(), expected.float())
     assert not found[:12, :12].any() and found[:12, 13:].all()
-    assert not coverage_corrected_sum(upsample_masks(masks[:0], 32), scores[:0]).any()
+    assert not coverage_corrected_sum(upsample_masks(masks[:0], (32, 32)), scores[:0]).any()
 
 
 @torch.no_grad()
@@ -128,7 +128,7 @@ def test_vit_cx_is_the_reference(make_target, grid, images, name, settings):
         assert 1 < len(groups) < len(masks)
         noises = explainer.sigma * gaussian_noise(torch.arange(len(masks)), image.shape, explainer.seed)
         arguments = masks, explainer.delta, noises, 4, explainer.released, explainer.combine
-        close(found.heatmaps[i], slow.vit_cx(target.probabilities, image, CLASSES[i], *arguments).float(), 1e-4)
+        close(found.heatmaps[i], slow.vit_cx(target.score_images, image, CLASSES[i], *arguments).float(), 1e-4)
         cosines = [1 - slow.distance(*pair) for pair in itertools.combinations(masks, 2)]
         assert found.numbers["mask_similarity"][i].item() == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
         assert found.numbers["masks"][i] == len(groups)
@@ -138,12 +138,12 @@ def test_vit_cx_is_the_reference(make_target, grid, images, name, settings):
 @pytest.mark.parametrize("settings", [{}, {"sigma": 0.0, "combine": "sum"}])
 def test_random_masks_are_those_of_rise_with_debiased_impacts_and_coverage_corrected(target, grid, images, settings):
     found = ViTCX(target, grid, random=9, seed=2, chunk_size=4, **settings).details(images[:2], CLASSES[:2])
-    drawn = RandomMasks(9, size=32, seed=2, device=images.device)
+    drawn = RandomMasks(9, size=(32, 32), seed=2, device=images.device)
     masks = [slow.rise_mask(drawn.cells[i], *drawn.shifts[i].tolist(), 32) for i in range(9)]
     noises = settings.get("sigma", 0.1) * gaussian_noise(torch.arange(9), (3, 32, 32), 2)
     for i, image in enumerate(target.normalise(images[:2])):
         arguments = masks, 0, noises, 4, False, settings.get("combine", "corrected")
-        close(found.heatmaps[i], slow.vit_cx(target.probabilities, image, CLASSES[i], *arguments).float(), 1e-4)
+        close(found.heatmaps[i], slow.vit_cx(target.score_images, image, CLASSES[i], *arguments).float(), 1e-4)
     assert found.numbers["masks"].tolist() == [9, 9] and found.numbers["mask_similarity"].isnan().all()
 
 

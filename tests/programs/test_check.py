@@ -84,5 +84,5 @@ def test_another_model_than_a_transformer_stands_beside_a_method_that_explains_i
     compared = build_baselines(target, target.grid)
     method, chance = compared
     assert method in label_methods(DEFAULT_METHODS["classes"][1:]) and chance == "chance"
-    images = torch.zeros(1, 3, *[target.grid.image_size] * 2, dtype=torch.uint8)
-    assert compared[method](images, torch.tensor([0])).shape[-1] == target.grid.side
+    images = torch.zeros(1, 3, *target.grid.size, dtype=torch.uint8)
+    assert compared[method](images, torch.tensor([0])).shape[1:] == target.grid.shape

@@ -31,10 +31,13 @@ COMMANDS = {
     ("eval", "classes=label"): "no setting classes: did you mean pictures.classes, evaluation.classes?",
     ("eval", "explainers.tve.weights=file"): "no setting explainers.tve: add tve to explainers=[...], which has chance",
     ("eval", "trainer.max_epochs=3"): "no setting trainer.max_epochs in the config of this program: train.py has it",
+    ("train", "weights=epoch=3.pth"): """: quote the value, as in 'weights="epoch=3.pth"'""",
+    ("train", "data.root=my, 2"): """quote the value, as in 'data.root="my, 2"', or give a list: 'data.root=[my, 2]'""",
     ("eval", "tasks=[imagenete]"): "no tasks named imagenete: did you mean imagenet",
 }
 
 
+@pytest.mark.situation(21)
 @pytest.mark.parametrize(("name", "override"), COMMANDS, ids=str)
 def test_a_command_that_cannot_be_composed_says_what_was_meant_in_one_line(name, override, monkeypatch):
     def main():

@@ -77,6 +77,7 @@ def number_of_jobs(command):
     return prod(len([*each.sweep_string_iterator()]) for each in overrides if each.is_sweep_override())
 
 
+@pytest.mark.situation(41)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_job_of_a_sweep_has_its_own_folder_and_name(command, sweep):
     folders, names = zip(*sweep(command), strict=True)

@@ -54,6 +54,7 @@ def test_last_is_the_last_epoch_and_best_the_best(tmp_path):
     assert [checkpoint(tmp_path, name)["epoch"] for name in ("best", "last")] == [0, 2]
 
 
+@pytest.mark.situation(43)
 def test_a_finished_run_can_be_run_again_with_moved_data_and_changes_nothing(finished):
     names = ("metrics.json", "csv/version_0/metrics.csv")
     before, exported = [(finished / name).read_bytes() for name in names], load_file(finished / "explainer.safetensors")
@@ -118,6 +119,7 @@ def without_wandb_account(tmp_path, monkeypatch):
     (tmp_path / "home").mkdir()
 
 
+@pytest.mark.situation(40)
 @pytest.mark.slow
 def test_without_a_key_wandb_is_offline_and_a_resumed_run_keeps_its_id(tmp_path, without_wandb_account):
     command = (*TVE_RUN, *DIGITS, "logger=wandb", "trainer.log_every_n_steps=1")

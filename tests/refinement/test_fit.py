@@ -8,12 +8,13 @@ from explainers.refinement.coalitions import region_coalitions
 from explainers.refinement.fit import BELIEF, STRENGTHS, fit_pairs
 
 N = 16
+SHAPE = 2, 8
 
 
 def noisy_pairs(count, noise, images, deviation=1.0, seed=0):
     """Coalitions, observed differences (B, M, 1), a prior (B, N, 1), and attributions (B, N) that deviate from it."""
     random = torch.Generator().manual_seed(seed)
-    keep = region_coalitions(torch.arange(images), N, count, seed=seed)
+    keep = region_coalitions(torch.arange(images), SHAPE, count, seed=seed)
     prior = torch.randn(images, N, 1, generator=random).double()
     truth = 2 * prior[..., 0] + deviation * torch.randn(images, N, generator=random).double()
     signs = 2 * keep.double() - 1

@@ -10,7 +10,7 @@ NUMBERS = torch.arange(200)
 
 def test_without_noise_they_are_the_highest_scores_of_every_size_alike():
     scores = torch.randn(3, 16)
-    keep = rank_coalitions(NUMBERS, scores, 0.0, seed=0)
+    keep = rank_coalitions(NUMBERS, scores, (4, 4), 0.0, seed=0)
     for image in range(3):
         order = scores[image].argsort(descending=True).tolist()
         for mask in keep[image]:
@@ -22,23 +22,24 @@ def test_without_noise_they_are_the_highest_scores_of_every_size_alike():
 def test_noise_decides_near_ties_and_seldom_large_differences():
     scores = torch.linspace(-1, 1, 49)[None]
     for noise, low, high in ((0.5, 0.99, 1.0), (1.5, 0.9, 0.99), (100.0, 0.4, 0.6)):
-        keep = rank_coalitions(NUMBERS, scores, noise, seed=0)[0].float()
+        keep = rank_coalitions(NUMBERS, scores, (7, 7), noise, seed=0)[0].float()
         differs = keep[:, -10:].mean(1) != keep[:, :10].mean(1)
         assert low <= (keep[:, -10:].mean(1) > keep[:, :10].mean(1))[differs].float().mean() <= high
 
 
 def test_equal_scores_leave_regions_that_all_images_share():
-    keep = rank_coalitions(NUMBERS, torch.tensor([[1.0], [2.0]]).expand(2, 16), 1.5, seed=0)
+    keep = rank_coalitions(NUMBERS, torch.tensor([[1.0], [2.0]]).expand(2, 24), (3, 8), 1.5, seed=0)
     assert torch.equal(keep[0], keep[1])
-    square = keep[0].view(-1, 4, 4)
-    assert (square[:, 1:] == square[:, :-1]).float().mean() > 0.6
+    grid = keep[0].view(-1, 3, 8)
+    for one, other in ((grid[:, 1:], grid[:, :-1]), (grid[:, :, 1:], grid[:, :, :-1])):
+        assert (one == other).float().mean() > 0.6
 
 
 @pytest.mark.parametrize("fit", ["ranking", "regions", "shapley"])
 def test_draws_in_parts_are_those_at_once(fit):
     scores = torch.randn(2, 16)
-    at_once = draw_coalitions(fit, 0, 9, scores, 1.0, seed=1)
-    parts = [draw_coalitions(fit, first, last, scores, 1.0, seed=1) for first, last in ((0, 4), (4, 9))]
+    at_once = draw_coalitions(fit, 0, 9, scores, (4, 4), 1.0, seed=1)
+    parts = [draw_coalitions(fit, first, last, scores, (4, 4), 1.0, seed=1) for first, last in ((0, 4), (4, 9))]
     assert at_once.shape == (2, 9, 16) and torch.equal(torch.cat(parts, 1), at_once)
     assert torch.equal(at_once[0], at_once[1]) == (fit != "ranking")
-    assert not torch.equal(draw_coalitions(fit, 0, 9, scores, 1.0, seed=2), at_once)
+    assert not torch.equal(draw_coalitions(fit, 0, 9, scores, (4, 4), 1.0, seed=2), at_once)

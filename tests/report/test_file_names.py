@@ -30,7 +30,7 @@ def received(folder, tasks, explainers, image="a.png"):
         "image": torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8),
         "label": torch.tensor([-1]),
         "classes": torch.tensor([[0]]),
-        "probabilities": torch.tensor([[1.0]]),
+        "scores": torch.tensor([[1.0]]),
         **{f"heatmaps/{name}": torch.rand(1, 1, 2, 2) for name in explainers},
     }
     for task in tasks:

@@ -311,8 +311,8 @@ def test_prints_have_all_found_images_and_no_controls(window):
     assert_alike(shown(page, 2, "article:last-child"), overlay(IMAGE, GAE, signed=False))
     assert not any(find(page, f"#{name}").is_displayed() for name in ("explainers", "find", "opacity", "print", "help"))
     assert texts(page, "#bar .scale") == [
-        "speaks against the class\nno effect\nspeaks for the class",
-        "less important for the class\nmore important",
+        "speaks against it\nno effect\nspeaks for it",
+        "less important for it\nmore important",
     ]
     assert find(page, "#task-label").is_displayed()
     page.execute_script("window.dispatchEvent(new Event('afterprint'))")

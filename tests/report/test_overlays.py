@@ -17,6 +17,7 @@ from explainers.report.overlays import (
     colour_scale,
     draw_annotated,
     draw_on_photo,
+    ends,
     fade,
     overlay,
     wrap_title,
@@ -200,7 +201,7 @@ def test_a_constant_heatmap_says_so_and_has_no_colours(value, signed):
 
 
 def test_one_outlier_does_not_make_other_patches_pale():
-    heatmap = torch.ones(5, 5)
+    heatmap = torch.ones(7, 7)
     heatmap[0, 0] = 100.0
     assert colour_scale(heatmap, signed=True).limit == 1
     assert colour_scale(-heatmap + 200, signed=False).limit == 99  # the one low patch is all that differs
@@ -227,6 +228,15 @@ def test_the_class_and_the_method_stand_in_the_picture():
     top = 975 // 48 + 975 // 22
     between = (rows > top + 975 // 32) & (rows < top + 975 // 32 + 320)
     assert rows.min() >= top - 975 // 48 and not between.any() and rows.max() > top + 340
+
+
+def test_the_legend_of_a_contrast_names_both_classes():
+    assert ends(True, "cat", "dog") == ("speaks for dog", "no effect", "speaks for cat")
+    plain, contrast = (
+        draw_annotated(PHOTO, HEATMAP, **WORDS, size=480, signed=True, against=each) for each in ("", "dog")
+    )
+    rows, columns = (pixels(plain) != pixels(contrast)).any(0).nonzero().unbind(1)
+    assert rows.min() > plain.height - 975 // 15 and columns.max() < 975 / 2  # below the bar, on the left
 
 
 def test_the_probability_stays_when_a_title_is_shortened():

@@ -27,7 +27,7 @@ def run(tmp_path):
         "image": torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8),
         "label": torch.tensor([1, -1]),
         "classes": torch.tensor([[1, 0], [0, 1]]),
-        "probabilities": torch.tensor([[0.75, 0.25], [0.5, 0.5]]),
+        "scores": torch.tensor([[0.75, 0.25], [0.5, 0.5]]),
         "heatmaps/tve": torch.rand(2, 2, 2, 2),
         "heatmaps/chance": torch.rand(2, 1, 2, 2),
         "heatmaps/dropped": torch.rand(2, 1, 2, 2),

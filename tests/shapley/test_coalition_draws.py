@@ -1,5 +1,6 @@
 """Random coalitions, with which Shapley values are learned, and AnyHead's regions."""
 
+import math
 from functools import partial
 
 import pytest
@@ -51,9 +52,10 @@ def test_random_coalitions_have_every_size_equally_often():
         assert distance(keep[:, m].sum(-1).bincount(minlength=10), [0.1] * 10) < 5
 
 
-@pytest.mark.parametrize("num_patches", [4, 9, 16, 49])
-def test_coalitions_of_regions_have_every_size_from_1_to_all_but_1_equally_often(num_patches):
-    keep = region_coalitions(torch.arange(4000), num_patches, 3, seed=3)
+@pytest.mark.parametrize("shape", [(2, 2), (3, 3), (2, 8), (7, 7)])
+def test_coalitions_of_regions_have_every_size_from_1_to_all_but_1_equally_often(shape):
+    num_patches = math.prod(shape)
+    keep = region_coalitions(torch.arange(4000), shape, 3, seed=3)
     assert keep.shape == (4000, 3, num_patches)
     assert keep.dtype == torch.bool
     sizes = [0, *[1 / (num_patches - 1)] * (num_patches - 1), 0]
@@ -63,7 +65,7 @@ def test_coalitions_of_regions_have_every_size_from_1_to_all_but_1_equally_often
 
 def test_small_regions_do_not_prefer_the_border_of_the_image():
     """Where an interpolation repeats its last values, small coalitions lie at the border, two to six times as often."""
-    keep = region_coalitions(torch.arange(4000), 196, 4, seed=1).flatten(0, 1)
+    keep = region_coalitions(torch.arange(4000), (14, 14), 4, seed=1).flatten(0, 1)
     small = keep[keep.sum(-1) < 20].float().mean(0).view(14, 14)
     ring = torch.ones(14, 14, dtype=torch.bool)
     ring[1:-1, 1:-1] = False
@@ -72,20 +74,22 @@ def test_small_regions_do_not_prefer_the_border_of_the_image():
     assert 0.6 < corners.mean() / small.mean() < 1.5
 
 
-@pytest.mark.parametrize("side", [3, 7, 14])
-def test_neighbours_are_in_one_region_more_often_than_patches_drawn_one_by_one_and_far_ones_are_not(side):
+@pytest.mark.parametrize("shape", [(3, 3), (5, 9), (14, 14)])
+def test_neighbours_are_in_one_region_more_often_than_patches_drawn_one_by_one_and_far_ones_are_not(shape):
+    rows, columns = shape
+    single = partial(shapley_coalitions, paired=False, power=0)
     regions, alone = (
-        draw(torch.arange(1500), side**2, 2, seed=1).unflatten(-1, (side, side))
-        for draw in (region_coalitions, partial(shapley_coalitions, paired=False, power=0))
+        draw(torch.arange(1500), patches, 2, seed=1).unflatten(-1, shape)
+        for draw, patches in ((region_coalitions, shape), (single, rows * columns))
     )
 
     def together(keep, down, right):
         """How often two patches so far apart are both in the coalition, or both not."""
-        return (keep[..., down:, right:] == keep[..., : side - down, : side - right]).float().mean()
+        return (keep[..., down:, right:] == keep[..., : rows - down, : columns - right]).float().mean()
 
     for down, right in ((0, 1), (1, 0)):
         assert together(regions, down, right) > together(alone, down, right) + 0.05
-    assert together(regions, side - 1, side - 1) < together(alone, side - 1, side - 1) + 0.02
+    assert together(regions, rows - 1, columns - 1) < together(alone, rows - 1, columns - 1) + 0.02
 
 
 @pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions])
@@ -109,16 +113,18 @@ def test_paired_coalitions_are_complements_and_unpaired_ones_are_not(count):
     assert (alone[:, 1] == ~alone[:, 0]).all(-1).float().mean() < 0.05
 
 
-@pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions, region_coalitions])
-def test_an_image_draws_the_same_coalitions_alone_as_in_a_batch_and_others_in_another_epoch(draw):
+@pytest.mark.parametrize(
+    ("draw", "patches"), [(random_coalitions, 49), (shapley_coalitions, 49), (region_coalitions, (5, 8))]
+)
+def test_an_image_draws_the_same_coalitions_alone_as_in_a_batch_and_others_in_another_epoch(draw, patches):
     index = torch.tensor([3, 1_281_166, 0, 2**35])
-    together = draw(index, 49, 4, 9)
-    assert torch.equal(together, torch.cat([draw(index[i : i + 1], 49, 4, 9) for i in range(4)]))
+    together = draw(index, patches, 4, 9)
+    assert torch.equal(together, torch.cat([draw(index[i : i + 1], patches, 4, 9) for i in range(4)]))
     assert not torch.equal(together[0], together[1])
-    assert not torch.equal(together, draw(index, 49, 4, 10))
+    assert not torch.equal(together, draw(index, patches, 4, 10))
 
 
-@pytest.mark.parametrize("draw", [shapley_coalitions, region_coalitions])
-def test_a_single_patch_is_refused_where_the_empty_coalition_and_the_full_one_do_not_count(draw):
+@pytest.mark.parametrize(("draw", "patches"), [(shapley_coalitions, 1), (region_coalitions, (1, 1))])
+def test_a_single_patch_is_refused_where_the_empty_coalition_and_the_full_one_do_not_count(draw, patches):
     with pytest.raises(InputError, match="^expected coalitions of at least 2 patches, got 1: take smaller patches$"):
-        draw(torch.arange(3), 1, 2, seed=0)
+        draw(torch.arange(3), patches, 2, seed=0)

@@ -80,7 +80,7 @@ def test_the_fit_is_the_constrained_least_squares_of_the_reference(count, weight
 def run_captum(target, image, label, count):
     """captum's KernelSHAP (N,) of one image, and the coalitions that it drew, besides all patches and none."""
     drawn = []
-    captum = KernelShap(target.probabilities)
+    captum = KernelShap(target.score_images)
     own = captum.perturb_func
 
     def recording(original, **settings):
@@ -156,8 +156,8 @@ def test_the_explainer_passes_on_how_patches_are_removed(target, images):
 @pytest.mark.parametrize("score", ["probability", "log_probability", "logit"])
 def test_the_explainer_comes_to_the_exact_shapley_values_as_its_budget_grows(target, images, score):
     predict = {
-        "probability": target.probabilities,
-        "log_probability": lambda normalised: target.probabilities(normalised).log(),
+        "probability": target.score_images,
+        "log_probability": lambda normalised: target.score_images(normalised).log(),
         "logit": lambda normalised: target.classify(target.embed(normalised)),
     }[score]
     exact = game(target, images[1], predict)[1][:, 2].view(3, 3)

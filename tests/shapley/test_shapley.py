@@ -97,7 +97,7 @@ def test_training_converges_to_the_exact_shapley_values(target, images, network)
         found = shapley.eval().all_classes(images)  # (B, K, P, P)
     error = (found.flatten(2).mT - exact).abs().max()
     assert error < 0.02 * (exact.max() - exact.min())
-    effect = target(images).softmax(1) - target.probabilities(torch.zeros(1, 3, 24, 24))
+    effect = target(images).softmax(1) - target.score_images(torch.zeros(1, 3, 24, 24))
     torch.testing.assert_close(found.sum((2, 3)), effect, rtol=0, atol=1e-5)
 
 
@@ -124,7 +124,7 @@ def test_heatmaps_are_what_the_network_says_and_efficient_where_asked_for(target
     torch.testing.assert_close(shapley(images), every[torch.arange(5), predicted])
     classes = torch.tensor([3, 0, 4, 1, 1])
     torch.testing.assert_close(shapley(images, classes), every[torch.arange(5), classes])
-    effect = target(images).softmax(1) - target.probabilities(torch.zeros(1, 3, 24, 24))
+    effect = target(images).softmax(1) - target.score_images(torch.zeros(1, 3, 24, 24))
     assert torch.allclose(every.sum((2, 3)), effect, atol=1e-5) == (normalisation == "additive")
     for i in range(5):
         torch.testing.assert_close(shapley.all_classes(images[i : i + 1])[0], every[i], rtol=0, atol=1e-5)
@@ -141,7 +141,7 @@ def test_a_source_gives_what_the_target_says_of_each_coalition(target, images):
     }
     for i, image in enumerate(target.normalise(images)):
         seen = [set(row.nonzero()[:, 0].tolist()) for row in rows["keep"][i]] + [set(), set(range(9))]
-        expected = torch.cat([target.probabilities(references.only(image, patches, 3)[None]) for patches in seen])
+        expected = torch.cat([target.score_images(references.only(image, patches, 3)[None]) for patches in seen])
         found = torch.cat([rows["values"][i], rows["null"][i : i + 1], rows["grand"][i : i + 1]])
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
         alone = CoalitionValues(target, GRID, count=3)(batch_of(images[i : i + 1], first=70 + i), epoch=2)

@@ -50,8 +50,8 @@ def test_the_loss_is_the_divergence_from_what_the_target_says_of_the_whole_image
     keep = random_coalitions(torch.arange(5), 16, 1, stream("coalitions", 2, 3))[:, 0]
     divergences = []
     for image, visible in zip(target.normalise(images), keep, strict=True):
-        taught = surrogate.teacher.probabilities(image[None])[0]
-        said = target.probabilities(references.only(image, visible.nonzero()[:, 0].tolist(), 4)[None])[0]
+        taught = surrogate.teacher.score_images(image[None])[0]
+        said = target.score_images(references.only(image, visible.nonzero()[:, 0].tolist(), 4)[None])[0]
         divergences.append(sum(p.item() * math.log(p / q) for p, q in zip(taught, said, strict=True)))
     assert surrogate.loss(batch_of(images), 3).item() == pytest.approx(sum(divergences) / 5, rel=1e-4)
 

@@ -153,7 +153,7 @@ A ResNet's last layer but one has 4 x 4 positions of such small images."""
 def test_cam_of_pytorch_grad_cam_at_the_layer_that_it_recommends_is_ours(make_target, name, family):
     name_in_timm, settings, grid, layer_of, as_maps, options = RECOMMENDED[family]
     target, classes = make_target(name_in_timm, **settings), [2, 4]
-    images = torch.randint(0, 256, (2, 3, grid.image_size, grid.image_size), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 3, *grid.size), dtype=torch.uint8)
     model = NormalisedModel(target)
     with peer(CAMS[name])(model, [layer_of(model.target.backbone)], as_maps) as method:
         method.get_target_width_height = lambda inputs: None  # at the size of the map

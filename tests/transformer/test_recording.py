@@ -84,6 +84,7 @@ def assert_equal(condition, other):
         assert (grad is None) == (grad_other is None) and (grad is None or torch.equal(grad, grad_other))
 
 
+@pytest.mark.situation(38)
 def test_the_model_is_as_before(target, images):
     blocks, _ = blocks_and_modules(target)
     blocks[0].attn.fused_attn, blocks[-1].attn.fused_attn = False, True

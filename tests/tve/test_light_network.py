@@ -2,6 +2,7 @@ import pytest
 import torch
 from references import neighbourhood, pooled
 
+from explainers.training.trunk import on_grid
 from explainers.tve.tve import LightNetwork
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
@@ -68,6 +69,13 @@ def test_a_light_network_sees_of_the_maps_what_is_near_a_patch(target, grid):
         difference = (network(None, embeddings, [after]) - network(None, embeddings, [before])).abs()
         changed = difference.flatten(2).amax(-1) > 1e-6
         assert set(changed[0].nonzero().flatten().tolist()) == neighbourhood(1 * 4 + 3, 4, max(hops))
+
+
+def test_a_map_of_a_rectangle_keeps_its_places_on_a_coarser_grid():
+    feature_map = torch.zeros(1, 60, 1)
+    feature_map[0, 9] = 1  # the upper right of 6 × 10 positions
+    coarse = on_grid(feature_map, (3, 5))[0, :, 0]
+    assert coarse.shape == (15,) and coarse.argmax() == 4
 
 
 @pytest.mark.parametrize("hops", [0, 1, 2])

@@ -20,7 +20,7 @@ def test_the_attribution_of_a_patch_is_the_papers(target, grid, images, hops):
     heatmaps = Oracle(target, grid, hops, chunk_size=7)(images, labels)
     assert heatmaps.shape == (5, 4, 4)
     for i in range(5):
-        expected = references.attribution(target.probabilities, target.normalise(images)[i], labels[i], 4, hops)
+        expected = references.attribution(target.score_images, target.normalise(images)[i], labels[i], 4, hops)
         assert expected.std() > 0.1
         torch.testing.assert_close(heatmaps[i], expected, rtol=1e-4, atol=1e-5)
 

@@ -19,6 +19,7 @@ from explainers.app.choosing import estimate_passes
 from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, checks_choices
+from explainers.images.bands import see_pixels
 from explainers.likeness import Likeness, likeness
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
@@ -89,11 +90,12 @@ class OpenedImage:
         self.turns = turns
         self.picture = fit_photo(image, PICTURE_SIZE)
         self.box = scale_box(session.transform.box(*image.size), image, self.picture)
-        self.image = session.transform(image)[None].to(self.target.mean.device)
+        pixels, _ = see_pixels(session.pixels.convert(image, name), session.transform)
+        self.image = pixels[None].to(self.target.mean.device)
         self.probabilities: Tensor | None = None
         with turns.turn(), torch.no_grad():
             if session.names:
-                self.probabilities = self.target(self.image).float().softmax(-1)[0].cpu()
+                self.probabilities = self.target.scores(self.target(self.image).float())[0].cpu()
         self._heatmaps: dict[tuple[str, Index], Tensor] = {}
         self._embeddings: dict[bytes, Tensor] = {}
         self._prepared: dict[tuple[str, bool], PreparedClasses | PreparedTexts] = {}
@@ -212,7 +214,7 @@ class OpenedImage:
         if isinstance(index, Text):
             with self.turns.turn():
                 return self.session.text_head(embeddings, [index.text])[:, 0].cpu()
-        return self.target.classify(embeddings).softmax(-1)[:, index].cpu()
+        return self.target.scores(self.target.classify(embeddings))[:, index].cpu()
 
     def embeddings(self, keep: Tensor) -> Tensor:
         """Embeddings (M, D) of this image under masks (M, N), True at visible patches; the model sees each once."""

@@ -101,6 +101,7 @@ function draw() {
   figures[0].firstChild.setAttribute("aria-label", view.name);
   figures[0].querySelector(".name").textContent = view.name;
   figures[0].querySelector(".dot").hidden = true;
+  showLegend(figures[0].querySelector(".legend"), { colours: [], words: [view.unseen] });
   state.methods.forEach((method, i) => {
     const [canvas, caption] = figures[i + 1].children;
     const map = maps.get(keyOf(method));
@@ -144,7 +145,7 @@ function listClasses() {
     const value = document.createElement("b");
     value.textContent = probability === null ? "" : probability.toFixed(2);
     button.replaceChildren(name, value);
-    button.style.setProperty("--probability", Math.max(probability ?? 0, 0));
+    button.style.setProperty("--probability", Math.min(Math.max(probability ?? 0, 0), 1));
     button.dataset.index = index;
     button.setAttribute("aria-pressed", index === state.index);
     button.onclick = () => explain(shown[i]);

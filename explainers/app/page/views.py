@@ -15,6 +15,7 @@ from explainers.errors import InputError, check_range
 from explainers.report.overlays import (
     CONSTANT,
     OPACITY,
+    UNSEEN,
     ColourScale,
     colour_scale,
     colour_shades,
@@ -23,6 +24,7 @@ from explainers.report.overlays import (
     enlarge_shades,
     fade,
     legend_colours,
+    sees_all,
     to_pillow,
     to_tensor,
 )
@@ -65,6 +67,7 @@ def describe_image(image: OpenedImage) -> dict[str, Any]:
         "rows": rows,
         "columns": columns,
         "box": image.box,
+        "unseen": "" if sees_all(image.picture, image.box) else UNSEEN,
         "hiding": f"rgb({', '.join(map(str, mean))})",
         "classes": [list(each) for each in image.classes],
         "prompts": image.session.takes_texts,

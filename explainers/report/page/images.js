@@ -48,7 +48,7 @@ function classPicker(view) {
   return el("span", { class: "classes", role: "group", "aria-label": "Explained class" }, ...buttons);
 }
 
-const written = (probability) => (probability < 0.005 ? "<0.01" : probability.toFixed(2));
+const written = (probability) => (probability >= 0 && probability < 0.005 ? "<0.01" : probability.toFixed(2));
 
 /** A canvas with its caption; `heatmap` is null for the image itself. */
 function figure(view, heatmap) {
