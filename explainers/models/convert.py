@@ -15,11 +15,11 @@ from explainers.masking import ImageSize, read_size
 from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
-from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, map_to_timm, state_statistics
+from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, check_stated, map_to_timm, state_statistics
 from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names, read_names
 from explainers.models.outputs import OutputReader, TargetFunction
-from explainers.models.plain import check_stated, plain_target
+from explainers.models.plain import plain_target
 from explainers.models.preprocessing import read_processor
 from explainers.models.scores import Score
 from explainers.models.wrappers import take_off_wrappers

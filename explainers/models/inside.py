@@ -23,13 +23,14 @@ from explainers.models.mapping import (
     Statistics,
     Unmapped,
     channels,
+    check_stated,
     compare_outputs,
     draw_probes,
     linear_part,
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import check_logits, check_no_probabilities, check_stated, take_logits
+from explainers.models.plain import check_logits, check_no_probabilities, take_logits
 from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
-from explainers.models.mapping import Statistics, channels
+from explainers.models.mapping import Statistics, channels, check_stated
 from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names
 from explainers.models.scores import Score
@@ -174,18 +174,6 @@ def plain_target(
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view
     target.classes = list_names(classes, target.num_classes) if classes else []
     return target.to(probed.logits.device)
-
-
-def check_stated(model: nn.Module, **stated: Any) -> None:
-    """Raise an InputError for a setting of `as_target` that is None, where the model does not say it."""
-    missing = " and no ".join(key for key, value in stated.items() if value is None)
-    if missing:
-        *others, last = stated
-        raise InputError(
-            f"expected {', '.join(others)} and {last} of the images on which {type(model).__name__} was trained, got no"
-            f" {missing}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
-            " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
-        )
 
 
 def _take_head(model: nn.Module, probed: "Probed", images: Tensor) -> nn.Module:
