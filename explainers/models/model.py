@@ -119,6 +119,8 @@ class TargetModel(nn.Module):
         elif not isinstance(head, nn.Module):
             head, fitted = load_head(head)
         model.reset_classifier(0)
+        if not hasattr(model, "pretrained_cfg"):  # built by its class
+            model.pretrained_cfg = {"architecture": type(model).__name__}
         # Convolutions are faster in this format, which LambdaNets, with weights of five dimensions, lack. The type is
         # Any because timm has none for what its models share
         flat = all(weight.dim() <= 4 for weight in model.parameters())

@@ -397,3 +397,26 @@ def test_any_grid_fits_a_model_without_patches_of_its_own(make_model, name):
     target.check_grid(PatchGrid(32, 16, differs=True))
     if "vit" not in name:
         target.check_grid(PatchGrid(32, 16))
+
+
+class MeanOfPatches(timm.models.VisionTransformer):
+    """A ViT that pools in its features, as that of MAE."""
+
+    def forward_features(self, images, **_):
+        return super().forward_features(images)[:, 1:].mean(1)
+
+    def forward_head(self, features, pre_logits=False):
+        return features if pre_logits else self.head(features)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("build", [timm.models.VisionTransformer, MeanOfPatches])
+def test_a_model_that_its_class_built_states_no_mean(build, images):
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+    model = build(**sizes).eval()
+    for held in (model, nn.Sequential(model, nn.ReLU())):
+        with pytest.raises(InputError, match=r"^expected mean and std of the images on which \w+ was trained, got"):
+            as_target(held)
+        target = as_target(held, mean=0.4, std=0.2)
+        torch.testing.assert_close(target(images), held(target.normalise(images)), rtol=1e-4, atol=1e-5)
+        assert ("DecompX" in posthoc.methods_for(target)) is (build is not MeanOfPatches)
