@@ -17,8 +17,8 @@ SIGNED_CAM = {"GradCAM": {"relu": False}}
 """Grad-CAM without the ReLU of its paper: refinement, texts and likeness need both signs."""
 
 COARSE = {"Occlusion": {"cells": 7}}
-"""Hides each of 7 × 7 cells: 50 passes. Of what any model has, about as faithful as 500 masks of RISE, see
-`benchmarks/curve.py`; LIME and KernelSHAP need more passes, and `refine` a linear head."""
+"""Hides each of 7 × 7 cells: 50 passes. On 16 images and ViT-Tiny more faithful than 50 passes of KernelSHAP, on 12
+images and EfficientNet-Lite0 than 50 masks of RISE; level with `refine` without a prior, which needs a known head."""
 
 DEFAULT_METHODS: dict[Purpose, tuple[Any, ...]] = {
     "classes": ("DecompX-SkipPLUS", SIGNED_CAM, COARSE),
