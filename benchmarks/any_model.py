@@ -52,7 +52,7 @@ class Boxed(NamedTuple):
 
 def load_model(data: Path, name: str, head: bool = True) -> Any:
     """Build a model of timm with real weights, with or without its head."""
-    model = timm.create_model(name, checkpoint_path=str(data / "weights" / WEIGHTS[name])).eval()
+    model: Any = timm.create_model(name, checkpoint_path=str(data / "weights" / WEIGHTS[name])).eval()
     if not head:
         model.reset_classifier(0)
     return model

@@ -19,6 +19,7 @@ from explainers.errors import InputError
 from explainers.models.heads import NoHead
 from explainers.models.mapping import (
     TOLERANCE,
+    Given,
     Inputs,
     Statistics,
     Unmapped,
@@ -183,7 +184,7 @@ def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, mean: Stat
     if not torch.allclose(scale[:, None] * given + shift[:, None], found, rtol=1e-4, atol=1e-4):
         raise Unmapped("it sees other images than the module, which differ by more than a normalisation")
     if torch.allclose(seen, images):
-        return inputs.override(mean, std, (), len(scale))
+        return inputs.override(Given(mean, std), len(scale))
     taken = [torch.tensor(channels(*each, len(scale))).to(scale) for each in (("mean", mean or 0), ("std", std or 1))]
     means, stds = (taken[0] - shift * taken[1] / scale).round(decimals=6), (taken[1] / scale).round(decimals=6)
     if not ((means >= 0) & (means <= 1) & (stds > 0)).all():
