@@ -126,6 +126,11 @@ class PreparedTexts:
         return self._functionals.heatmaps(functionals)
 
 
+def is_signed(explainer: Explainer, against: Sequence[Any] = ()) -> bool | None:
+    """Whether values below 0 oppose what is explained, see `Explainer`; a difference of heatmaps always has a sign."""
+    return True if against and not hasattr(explainer, "explain") else getattr(explainer, "signed", None)
+
+
 def check_scores(scores: Tensor, names: Sequence[str], kind: str, model: str) -> None:
     """Raise an InputError that names the first image whose scores, (B, ...), are not finite."""
     for row, name in zip(scores, names, strict=True):

@@ -69,10 +69,12 @@ def explain(options: Namespace) -> int:
 
 
 def write_files(drawn: Drawn, name: str, file: Path, options: Namespace) -> dict[str, Any]:
-    """Write the picture of an explanation and, if wanted, its heatmap; print and return what it is."""
+    """Write the picture of an explanation and, if wanted, its heatmaps; print and return what it is."""
     files = {"picture": drawn.save(file, smooth=not options.patches)}
     if options.npy:
         files["heatmap"] = write_heatmap(drawn.heatmap, file.with_suffix(".npy"))
+        if isinstance(drawn, Comparison):
+            files["other_heatmap"] = write_heatmap(drawn.other_heatmap, file.with_name(f"{file.stem}_other.npy"))
     described = describe_explanation(drawn, name, files)
     print(json.dumps(described) if options.json else describe(drawn, name, file), flush=True)
     return described

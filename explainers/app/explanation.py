@@ -93,7 +93,7 @@ class Explanation:
 
     def write(self, each: ExplainedClass) -> str:
         """The name of a class or text with its score: two decimal places, or four digits of a value."""
-        return f"{each.name} {each.score:{'.4g' if self.quantity == 'value' else '.2f'}}"
+        return f"{each.name} {write_score(each.score, self.quantity)}"
 
     @property
     def _others(self) -> list[str]:
@@ -205,6 +205,15 @@ class Explanation:
 
     def _class(self, index: int) -> ExplainedClass:
         return ExplainedClass(index, self.names[index], self.scores[index].item())
+
+
+def write_score(score: float, quantity: str) -> str:
+    """A score with two decimal places; a `value` with four digits.
+
+    >>> write_score(0.254, "probability"), write_score(37.512, "value")
+    ('0.25', '37.51')
+    """
+    return f"{score:{'.4g' if quantity == 'value' else '.2f'}}"
 
 
 def summarise(against: Sequence[str], kind: str) -> str:

@@ -24,7 +24,7 @@ def describe_explanation(drawn: Explanation | Comparison, name: str, files: Mapp
     Args:
         drawn: the explanation, or a comparison of two images.
         name: name of the image.
-        files: kind of each written file (`picture`, `heatmap`) → its path.
+        files: kind of each written file (`picture`, `heatmap`, `other_heatmap` of a comparison) → its path.
 
     Returns:
         `image`, `model`, `method`, what is explained with its score, `shape` (rows and columns of the heatmap), and the
@@ -65,7 +65,7 @@ def write_manifest(
     target = sessions[0].target
     content = {
         "command": sys.argv,
-        "model": {"name": target.timm_name, **target.identity()},
+        "model": {"name": target.timm_name, "score": target.score, **target.identity()},
         "transform": asdict(sessions[0].transform),
         "methods": {
             each.method: {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers import Explainer, VectorExplainer
-from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmaps, check_scores
+from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmaps, check_scores, is_signed
 from explainers.app.choosing import Method, choose, choose_batch_size, estimate_passes
 from explainers.app.explanation import Explanation
 from explainers.app.model import find_text_head, is_image_tower, own_text_head, prepare_model
@@ -196,6 +196,12 @@ class Session:
         """The text head of the model; an InputError if it has none."""
         with self.computing():
             return self._text_head or find_text_head(self.target)
+
+    def quantity(self, of_texts: bool) -> str:
+        """What scores are: `probability`, or `value`, as of a regression; of texts `similarity`, or `score`."""
+        if of_texts:
+            return "similarity" if self.text_head.normalise else "score"
+        return "value" if self.target.score == "value" else "probability"
 
     @cached_property
     def with_vectors(self) -> tuple[Explainer, str]:
@@ -382,10 +388,6 @@ class Session:
             with self.computing():
                 return prepare(image[None]).scores([text])[0]
 
-        settings: dict[str, Any] = {"quantity": "value"} if self.target.score == "value" else {}
-        if texts is not None:
-            quantity = "similarity" if self.text_head.normalise else "score"
-            settings = {"quantity": quantity, "score_of": compute_score}
         return Explanation(
             self.pixels.draw_seen(image),
             photo.name,
@@ -401,6 +403,7 @@ class Session:
             photo=lambda: self.pixels.draw(photo.decode(self.pixels)),
             box=photo.box,
             against=tuple(against),
-            signed=getattr(self.explainer, "signed", None),
-            **settings,
+            signed=is_signed(self.explainer, against),
+            quantity=self.quantity(texts is not None),
+            score_of=None if texts is None else compute_score,
         )

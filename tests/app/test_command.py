@@ -111,14 +111,20 @@ def test_programs_read_objects_heatmaps_and_a_manifest(run, folder, weights):
             np.testing.assert_allclose(heatmap, expected.heatmap.numpy(), rtol=1e-4, atol=1e-6)
     manifest = json.loads((folder / "explained/manifest.json").read_text())
     assert manifest["explanations"] == described and list(manifest["failed"]) == ["broken.png"]
-    assert manifest["model"] == {"name": session.target.timm_name} | session.target.identity()
+    target = session.target
+    assert manifest["model"] == {"name": target.timm_name, "score": "softmax"} | target.identity()
     assert manifest["transform"]["size"] == [160, 160] and manifest["packages"]["torch"]
     assert manifest["methods"]["RISE(masks=4)"] == {"forward_passes": 4, "seed": 0}
 
 
-def test_a_comparison_is_an_object_too(run, folder):
-    status, lines, _ = run("explain", "cat.jpg", "--similar-to", "photos/dog.png", "--json", "--output", "map.png")
+def test_a_comparison_is_an_object_with_both_heatmaps(run, folder, weights):
+    words = ["--similar-to", "photos/dog.png", "--json", "--npy", "--output", "map.png"]
+    status, lines, _ = run("explain", "cat.jpg", *words)
     (described,) = map(json.loads, lines)
+    model = timm.create_model(MODEL, checkpoint_path=weights)
+    found = explainers.compare(folder / "cat.jpg", folder / "photos/dog.png", model)
+    for kind, heatmap in {"heatmap": found.heatmap, "other_heatmap": found.other_heatmap}.items():
+        np.testing.assert_allclose(np.load(described[kind]), heatmap.numpy(), rtol=1e-3, atol=1e-6)
     assert status == 0 and described["other"] == "dog.png" and -1 <= described["similarity"] <= 1
     assert json.loads((folder / "manifest.json").read_text())["explanations"] == [described]
 

@@ -12,14 +12,16 @@ from clips import random_directions
 from conftest import timm_model
 from PIL import Image
 
+from explainers.app.page import build_page
 from explainers.app.page.api import Api
-from explainers.app.page.images import CHANCE, DRAWS, LEVELS, PICTURE_SIZE, ImageStore, OpenedImage, Text
+from explainers.app.page.images import CHANCE, DRAWS, LEVELS, PICTURE_SIZE, ImageStore, Index, OpenedImage
 from explainers.app.page.turns import Turns
 from explainers.app.page.views import VIEWS, check_methods, describe_image, draw_curves, encode_colours
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.likeness import likeness
 from explainers.masking import level_sizes
+from explainers.models import TargetModel
 from explainers.posthoc import build
 from explainers.report.overlays import CONSTANT, colour_scale, ends, fade, legend_colours, overlay
 from explainers.text import TextExplainer, TextHead
@@ -57,40 +59,41 @@ def slowly(shown, hidden, index):
 def test_probabilities_are_those_of_masked_images(shown):
     masks = [[], [3], [0, 7, 15], list(range(16))]
     expected = [slowly(shown, hidden, 2) for hidden in masks]
-    assert shown.scores(2, masks) == pytest.approx(expected, abs=1e-5)
+    assert shown.scores(Index(2), masks) == pytest.approx(expected, abs=1e-5)
     assert expected[0] == pytest.approx(shown.probabilities[2].item(), abs=1e-5)
 
 
 def test_no_patch_lowers_the_probability_more_than_the_most_important_one(shown):
     index, _, probability = shown.classes[0]
-    first = shown.orders("Occlusion", index)[0, 0].item()
-    alone = shown.scores(index, [[patch] for patch in range(16)])
+    first = shown.orders("Occlusion", Index(index))[0, 0].item()
+    alone = shown.scores(Index(index), [[patch] for patch in range(16)])
     assert alone[first] == pytest.approx(min(alone)) and alone[first] < probability
 
 
 @pytest.mark.parametrize("side", ["most", "least"])
 def test_curves_hide_the_patches_in_their_order(shown, side):
-    order = shown.orders("Occlusion", 1)[0].tolist()
+    order = shown.orders("Occlusion", Index(1))[0].tolist()
     sizes = level_sizes(16, LEVELS).tolist()
     hidden = [order[:size] if side == "most" else order[size:] for size in sizes]
     expected = [slowly(shown, patches, 1) for patches in hidden]
-    assert shown.curve("Occlusion", 1, side) == pytest.approx(expected if side == "most" else expected[::-1], abs=1e-5)
+    expected = expected if side == "most" else expected[::-1]
+    assert shown.curve("Occlusion", Index(1), side) == pytest.approx(expected, abs=1e-5)
 
 
 def test_chance_is_the_mean_of_random_orders(shown):
-    orders = shown.orders(CHANCE, 0).tolist()
+    orders = shown.orders(CHANCE, Index(0)).tolist()
     assert len({tuple(order) for order in orders}) == DRAWS and all(
         sorted(order) == list(range(16)) for order in orders
     )
     half = level_sizes(16, LEVELS)[5]
     expected = sum(slowly(shown, order[:half], 1) for order in orders) / DRAWS
-    assert shown.curve(CHANCE, 1)[5] == pytest.approx(expected, abs=1e-5)
+    assert shown.curve(CHANCE, Index(1))[5] == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_model_sees_no_mask_twice(shown, monkeypatch):
-    shown.curve("Occlusion", 1), shown.curve(CHANCE, 1)
+    shown.curve("Occlusion", Index(1)), shown.curve(CHANCE, Index(1))
     monkeypatch.setattr(shown.target, "embed", None)
-    shown.curve(CHANCE, 4), shown.scores(3, [[], shown.orders(CHANCE, 3)[0, :8].tolist()])
+    shown.curve(CHANCE, Index(4)), shown.scores(Index(3), [[], shown.orders(CHANCE, Index(3))[0, :8].tolist()])
 
 
 def test_an_opened_image_has_all_that_the_browser_draws(shown):
@@ -130,12 +133,12 @@ def test_heatmaps_of_every_class_and_method(shown):
         assert sorted(reply["order"]) == list(range(16)) and tile_of(reply["tiles"]["patches"]).shape == (4, 4, 4)
         assert reply["class"] == [3, "class 3", shown.probabilities[3].item()]
         signed = method == "Occlusion"
-        assert reply["legend"]["words"] == ends(signed, "it")
+        assert reply["legend"]["words"] == ends(signed, "class 3")
         assert reply["legend"]["colours"] == legend_colours(signed, 9)
 
 
 def test_a_constant_heatmap_has_a_sentence_in_place_of_a_legend(shown):
-    shown._heatmaps["GAE", 3] = torch.full((4, 4), 0.3)
+    shown._heatmaps["GAE", Index(3)] = torch.full((4, 4), 0.3)
     reply = VIEW["heatmap"](shown, "GAE", 3)
     assert reply["legend"] == {"colours": [], "words": [CONSTANT]} and tile_of(reply["tiles"]["smooth"])[3].max() == 0
 
@@ -177,18 +180,18 @@ def test_texts_are_explained_and_tested_like_classes(prompted):
     for method in ("GAE", "DirectPaths"):
         built = build(method, prompted.target, prompted.grid)
         expected = TextExplainer(built, head, "a cat")(prompted.image, torch.tensor([0]))[0]
-        torch.testing.assert_close(prompted.heatmap(method, Text("a cat")), expected, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(prompted.heatmap(method, Index("a cat")), expected, rtol=1e-3, atol=1e-5)
     reply = VIEW["heatmap"](prompted, "GAE", "a cat")
     assert reply["class"] == ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)]
     hidden = prompted.target.normalise(prompted.image).clone()
     hidden[0][references.window(3, 4, 8)] = 0
     expected = head(prompted.target.embed(hidden), ["a cat"]).item()
-    assert prompted.scores(Text("a cat"), [[], [3]]) == pytest.approx([whole[0], expected], abs=1e-5)
-    curve = prompted.curve("GAE", Text("a cat"))
+    assert prompted.scores(Index("a cat"), [[], [3]]) == pytest.approx([whole[0], expected], abs=1e-5)
+    curve = prompted.curve("GAE", Index("a cat"))
     assert curve[0] == pytest.approx(whole[0], abs=1e-5)
-    order = prompted.orders("GAE", Text("a cat"))[0].tolist()
+    order = prompted.orders("GAE", Index("a cat"))[0].tolist()
     half = order[: level_sizes(16, LEVELS)[5]]
-    assert curve[5] == pytest.approx(prompted.scores(Text("a cat"), [half])[0], abs=1e-5)
+    assert curve[5] == pytest.approx(prompted.scores(Index("a cat"), [half])[0], abs=1e-5)
     assert VIEW["picture"](prompted, ["GAE"], "a cat", False)["file"].endswith("a_cat.png")
 
 
@@ -197,7 +200,7 @@ def test_texts_are_told_apart_from_the_others(prompted):
     others = ["a dog", "a bird"]
     slow = TextExplainer(built, prompted.session.text_head, "a cat", others)
     expected = slow(prompted.image, torch.tensor([0]))[0]
-    torch.testing.assert_close(prompted.heatmap("GAE", Text("a cat", tuple(others))), expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(prompted.heatmap("GAE", Index("a cat", tuple(others))), expected, rtol=1e-3, atol=1e-5)
     tiles = VIEW["heatmap"](prompted, "GAE", "a cat", others)["tiles"]
     assert tiles == encode_colours(expected, colour_scale(expected, signed=False))
     assert (
@@ -206,11 +209,54 @@ def test_texts_are_told_apart_from_the_others(prompted):
     )
     for against, message in (
         ([" "], "^expected texts that are not empty"),
-        (["b"] * 51, "^expected texts from 0 to 50"),
+        (["b"] * 51, "^expected against from 0 to 50"),
         (["b" * 301], "^expected texts of at most 300 characters, got 301"),
     ):
         with pytest.raises(InputError, match=message):
             VIEW["heatmap"](prompted, "GAE", "a cat", against)
+
+
+@pytest.mark.parametrize(("method", "others"), [("Occlusion", [3]), ("GAE", [3]), ("GAE", [3, 4])])
+def test_classes_are_told_apart_from_others(shown, session, method, others):
+    answer = Session(session.target, method).explain(photo(), 1, against=others)[0]
+    torch.testing.assert_close(shown.heatmap(method, Index(1, tuple(others))), answer.heatmap, rtol=1e-3, atol=1e-5)
+    reply = VIEW["heatmap"](shown, method, 1, others)
+    one = "class 3" if len(others) == 1 else ""
+    assert reply["legend"]["words"] == ends(method == "Occlusion", "class 1", one)
+    assert reply["class"] == [1, "class 1", pytest.approx(answer.scores[1].item(), abs=1e-5)]
+    hidden = [[], [0, 7]]
+    expected = [
+        slowly(shown, each, 1) - sum(slowly(shown, each, other) for other in others) / len(others) for each in hidden
+    ]
+    scores = VIEW["scores"](shown, 1, hidden, others)
+    assert scores == {"values": pytest.approx(expected, abs=1e-5), "whole": pytest.approx(expected[0], abs=1e-5)}
+    curve = VIEW["curves"](shown, [method], 1, "most", others)
+    assert curve["values"][method][0] == pytest.approx(expected[0], abs=1e-5)
+    apart = "minus that of class 3" if one else "minus that of 2 others, on average,"
+    assert curve["axis"] == f"The probability of class 1 {apart}"
+    file = VIEW["picture"](shown, [method], 1, True, others)["file"]
+    assert file == f"0_{method}_class_1_rather_than_{'class_3' if one else '2_other_classes'}.png"
+
+
+def test_a_difference_of_unsigned_heatmaps_is_signed(session):
+    shown = show(session, explainers={"RISE": build("RISE", session.target, session.target.grid)})
+    assert [shown.signed("RISE", each) for each in (Index(1), Index(1, (3,)))] == [False, True]
+
+
+def test_values_are_written_with_four_digits(target):
+    valued = TargetModel(target.backbone, target.head, "value").eval()
+    shown = show(Session(valued, "Occlusion"))
+    described = describe_image(shown)
+    assert described["digits"] == 4 and described["classes"][0][2] == pytest.approx(valued(shown.image).max().item())
+    assert VIEW["curves"](shown, ["Occlusion"], 1, "most")["axis"] == "The output value 1"
+
+
+def test_a_model_of_bands_has_no_page():
+    pytest.importorskip("gradio")
+    with pytest.warns(UserWarning, match="mean and std are guessed"):
+        bands = Session(timm_model(as_target=True, in_chans=6), "Occlusion")
+    with pytest.raises(InputError, match="^expected a model of photos, of 1 or 3 channels, got 6 of "):
+        build_page(bands)
 
 
 def test_a_model_without_classes_has_texts_alone():
@@ -258,7 +304,7 @@ def test_visitors_are_apart(session):
     assert len({*keys}) == 2 and min(map(len, keys)) >= 20
     one, other = (store.find(key) for key in keys)
     assert not torch.equal(one.image, other.image)
-    assert one.heatmap("Occlusion", 0).tolist() != other.heatmap("Occlusion", 0).tolist()
+    assert one.heatmap("Occlusion", Index(0)).tolist() != other.heatmap("Occlusion", Index(0)).tolist()
     assert Api(session, {}, ImageStore()).open_image(data_of())["key"] != keys[0]  # another server's
     for forgotten in ("", "guess"):
         with pytest.raises(InputError, match="forgotten: drop it again"):
@@ -302,6 +348,7 @@ BAD = [
     ("heatmap", {"method": "GAE", "index": 5}, "expected classes from 0 to 4, or names of classes, got 5"),
     ("curves", {"methods": ["GAE"], "index": 0, "side": "some"}, "expected side most or least, got some"),
     ("curves", {"methods": ["GAE"] * 5, "index": 0, "side": "most"}, "expected methods from 0 to 4, got methods=5"),
+    ("heatmap", {"method": "GAE", "index": 1, "against": [1]}, "against='class 1': expected another class than the"),
     ("scores", {"index": 0, "hidden": [["1"]]}, "expected patches from 0 to 15, got ['1']"),
 ]
 

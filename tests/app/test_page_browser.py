@@ -128,11 +128,25 @@ def test_clicks_search_and_comparison(page):
     page.until(lambda: page.explained() == [f"GAE {wanted}", f"DecompX {wanted}"])
     assert page.texts(".maps .legend") == [
         "grey: not seen by the model",
-        "less important for it\nmore important",
-        "speaks against it\nno effect\nspeaks for it",
+        f"less important for class {wanted}\nmore important",
+        f"speaks against class {wanted}\nno effect\nspeaks for class {wanted}",
     ]
     page.until(lambda: len(page.all(".curve polyline")) == 3)
     assert [text.split("\n")[0] for text in page.texts(".tests figcaption")] == ["chance", "GAE", "DecompX"]
+
+
+def test_a_class_is_told_apart_from_another_by_a_key(page):
+    page.until(lambda: page.explained()[0])
+    own, other = (page.one(place).get_attribute("data-index") for place in (".classes button", ".others button"))
+    assert page.one(".contrast").text.startswith(f"Why class {own} rather than")
+    assert len(page.all(".others button")) == 4
+    page.one(".others button").send_keys(Keys.ENTER)
+    page.until(lambda: page.explained() == [f"GAE {own},{other}"])
+    sentence = f"The probability of class {own} minus that of class {other} while"
+    page.until(lambda: page.one(".curve figcaption").text.startswith(sentence))
+    assert page.driver.switch_to.active_element.get_attribute("aria-pressed") == "true"
+    page.driver.switch_to.active_element.send_keys(" ")
+    page.until(lambda: page.explained() == [f"GAE {own}"])
 
 
 def test_hiding_by_slider_and_by_hand(page):
@@ -214,9 +228,8 @@ def test_texts_are_typed_and_stay_listed(browser, prompting, photo):
     page.until(lambda: page.explained() == ['GAE "a dog"'] and page.all(".curve svg circle"))
     names = page.texts(".classes button")
     assert len(names) == 2 and {name.split("\n")[0][:5] for name in names} == {"a cat", "a dog"}
-    page.one(".against").click()
+    page.one(".others button").click()
     page.until(lambda: page.explained() == ['GAE "a dog","a cat"'])
-    page.one(".against").click()
     page.one(".classes [aria-pressed=false]").click()
     page.until(lambda: page.explained() == ['GAE "a cat"'])
     page.drop(photo)

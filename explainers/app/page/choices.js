@@ -37,7 +37,7 @@ async function upload(file) {
 
 /** Show the chosen explainers as buttons that remove them. */
 function listMethods() {
-  const buttons = sameNumber($("#methods .chosen"), state.methods.length, () => Object.assign(document.createElement("button"), { type: "button" }));
+  const buttons = sameNumber($("#methods .chosen"), state.methods.length, newButton);
   state.methods.forEach((method, i) => {
     buttons[i].textContent = `${method} ✕`;
     buttons[i].setAttribute("aria-label", `Remove ${method}`);
@@ -49,7 +49,7 @@ function listMethods() {
 function compareMethods(methods) {
   state.methods = methods;
   listMethods();
-  if (view && state.chosen) explain(state.chosen);
+  if (view && state.chosen) explain(state.chosen, state.subject.against);
 }
 
 function listenToChoices() {

@@ -31,25 +31,24 @@ function test() {
   measure();
 }
 
-/** Ask for the probabilities of what is shown; while an answer is awaited, only the latest question is kept. */
+/** Ask for the scores of what is shown; while an answer is awaited, only the latest question is kept. */
 async function measure() {
   asked = true;
   if (asking) return;
   asking = true;
   while (asked && view) {
     asked = false;
-    const parts = tested(), { index, test } = state;
-    const reply = await ask("scores", { index, hidden: parts.map(({ hidden }) => hidden) });
-    if (reply && index === state.index && test === state.test) numbers(parts, reply.values);
+    const parts = tested(), { subject, test } = state;
+    const reply = await ask("scores", { ...subject, hidden: parts.map(({ hidden }) => hidden) });
+    if (reply && subject === state.subject && test === state.test) numbers(parts, reply);
   }
   asking = false;
 }
 
 /** Write scores below the pictures, and points into the curves. */
-function numbers(parts, values) {
-  const whole = state.chosen[2].toFixed(3);
+function numbers(parts, { values, whole }) {
   [...$(".tests").children].forEach((figure, i) => {
-    if (i in values) figure.querySelector(".number").innerHTML = `${values[i].toFixed(3)} <small>from ${whole}</small>`;
+    if (i in values) figure.querySelector(".number").innerHTML = `${written(values[i], 3)} <small>from ${written(whole, 3)}</small>`;
   });
   $(".tests").dataset.measured = parts[0]?.hidden.length;
   state.points = parts.map(({ colour, hidden }, i) => ({ colour, at: hidden.length / (view.rows * view.columns), value: values[i] }));

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from explainers import Explainer
-from explainers.app.batches import PreparedClasses, PreparedTexts
+from explainers.app.batches import PreparedClasses, PreparedTexts, is_signed
 from explainers.app.choosing import estimate_passes
 from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.session import Session
@@ -47,7 +47,7 @@ CHUNK = 10
 """Number of masked images in one call of the model, between which other visitors get their turn."""
 
 MOST_TEXTS = 50
-"""Number of texts that a page lists."""
+"""Number of texts that a page lists, and of others from which a class or text is told apart."""
 
 LONGEST_TEXT = 300
 """Number of characters of a text."""
@@ -62,15 +62,11 @@ BUDGET = 128 * 2**20
 """Memory of the opened images, in bytes."""
 
 
-class Text(NamedTuple):
-    """A text, and the others that it is told apart from, if any."""
+class Index(NamedTuple):
+    """What is explained: a class, by its index, or a text; and the others that it is told apart from, if any."""
 
-    text: str
-    against: tuple[str, ...] = ()
-
-
-Index = int | Text
-"""What is explained: a class, by its index, or a text."""
+    wanted: int | str
+    against: tuple[int | str, ...] = ()
 
 
 class OpenedImage:
@@ -115,26 +111,27 @@ class OpenedImage:
         most = self.probabilities.topk(min(TOP, len(self.probabilities)))
         return [(index, self.session.names[index], self.score(index)) for index in most.indices.tolist()]
 
-    def parse_index(self, index: Any, against: Sequence[str] = ()) -> Index:
+    def parse_index(self, index: Any, against: Sequence[Any] = ()) -> Index:
         """The class, or text, that a browser asks for; an InputError if there is none, or it is empty."""
+        check_range(0, MOST_TEXTS, against=len(against))
         if isinstance(index, str) and self.session.takes_texts:
-            check_range(0, MOST_TEXTS, texts=len(against))
             texts = validate_texts([index, *against])
             longest = max(map(len, texts))
             if longest > LONGEST_TEXT:
                 raise InputError(f"expected texts of at most {LONGEST_TEXT} characters, got {longest}: shorten them")
-            return Text(texts[0], tuple(texts[1:]))
-        return class_index(index, self.session.names)
+            return Index(texts[0], tuple(texts[1:]))
+        chosen = class_index(index, self.session.names)
+        return Index(chosen, tuple(self.session.parse_against(against, [chosen])))
 
-    def title(self, index: Index) -> str:
+    def title(self, wanted: int | str) -> str:
         """The name of a class; a text as it is."""
-        return index.text if isinstance(index, Text) else self.session.names[index]
+        return wanted if isinstance(wanted, str) else self.session.names[wanted]
 
-    def score(self, index: Index) -> float:
-        """The probability of a class, or the similarity of a text."""
-        if self.probabilities is not None and isinstance(index, int):
-            return self.probabilities[index].item()
-        return self.scores(index, [[]])[0]
+    def score(self, wanted: int | str) -> float:
+        """The score of a class, such as its probability, or the similarity of a text."""
+        if self.probabilities is not None and isinstance(wanted, int):
+            return self.probabilities[wanted].item()
+        return self.scores(Index(wanted), [[]])[0]
 
     def heatmap(self, method: str, index: Index) -> Tensor:
         """The heatmap (rows, columns) of a class or text by one of the `explainers`."""
@@ -144,9 +141,9 @@ class OpenedImage:
                 self._heatmaps[key] = self._explain(method, explainer, index)
         return self._heatmaps[key]
 
-    def signed(self, method: str) -> bool | None:
-        """Whether the heatmaps of a method are signed, see `Explainer`."""
-        return getattr(self.explainers[method], "signed", None)
+    def signed(self, method: str, index: Index) -> bool | None:
+        """Whether the heatmap of a method is signed, see `is_signed`."""
+        return is_signed(self.explainers[method], index.against)
 
     def takes_long(self, method: str, index: Index) -> bool:
         """Whether a heatmap has still to be computed by a slow method."""
@@ -154,18 +151,16 @@ class OpenedImage:
 
     def _explain(self, method: str, explainer: Explainer, index: Index) -> Tensor:
         """Explain by the explainer of a method, or its copy, whose intermediate results are not kept."""
-        key = method, isinstance(index, Text)
+        key = method, isinstance(index.wanted, str)
         prepared: Any = self._prepared.get(key)
         if prepared is None:
-            if isinstance(index, Text):
+            if isinstance(index.wanted, str):
                 prepared = PreparedTexts(explainer, self.session.text_head, self.image)
             else:
                 prepared = PreparedClasses(explainer, self.target, self.image)
             if explainer is self.explainers[method]:
                 self._prepared[key] = prepared
-        if isinstance(index, Text):
-            return prepared.heatmaps([index.text], index.against)[0]
-        return prepared.heatmaps([index])[0]
+        return prepared.heatmaps([index.wanted], index.against)[0]
 
     def compare(self, other: "OpenedImage") -> tuple[Likeness, str]:
         """Why this image is like another one, and what explains it."""
@@ -183,7 +178,7 @@ class OpenedImage:
 
     @checks_choices
     def curve(self, method: str, index: Index, side: Side = "most") -> list[float]:
-        """The probability of a class, or the similarity of a text, at `LEVELS` fractions of hidden patches.
+        """The score of a class or text, see `_score`, at `LEVELS` fractions of hidden patches.
 
         With `most`, it is the deletion curve of the metrics; with `least`, their insertion curve from its end.
         """
@@ -199,7 +194,7 @@ class OpenedImage:
         return (values.flip(0) if number else values).tolist()
 
     def scores(self, index: Index, hidden: Sequence[Sequence[int]]) -> list[float]:
-        """The score of a class or text under several masks, each given by the numbers of its hidden patches."""
+        """The score of a class or text, see `_score`, under masks, each given by the numbers of its hidden patches."""
         keep = torch.ones(len(hidden), self.grid.num_patches, dtype=torch.bool)
         for mask, patches in zip(keep, hidden, strict=True):
             if not all(isinstance(patch, int) and 0 <= patch < len(mask) for patch in patches):
@@ -209,12 +204,16 @@ class OpenedImage:
 
     @torch.no_grad()
     def _score(self, keep: Tensor, index: Index) -> Tensor:
-        """The probability of a class, or the similarity of a text, under masks (M, N): (M,)."""
+        """The score of a class, or the similarity of a text, minus the mean of the others, under masks (M, N): (M,)."""
         embeddings = self.embeddings(keep).to(self.image.device)
-        if isinstance(index, Text):
+        asked: list[Any] = [index.wanted, *index.against]
+        if isinstance(index.wanted, str):
             with self.turns.turn():
-                return self.session.text_head(embeddings, [index.text])[:, 0].cpu()
-        return self.target.scores(self.target.classify(embeddings))[:, index].cpu()
+                scores = self.session.text_head(embeddings, asked)
+        else:
+            scores = self.target.scores(self.target.classify(embeddings))[:, asked]
+        own, others = scores[:, 0], scores[:, 1:]
+        return (own - others.mean(-1) if index.against else own).cpu()
 
     def embeddings(self, keep: Tensor) -> Tensor:
         """Embeddings (M, D) of this image under masks (M, N), True at visible patches; the model sees each once."""

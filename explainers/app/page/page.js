@@ -2,9 +2,9 @@
 
 const COLOURS = props.colours, GREY = props.grey;
 const $ = (selector) => element.querySelector(selector);
-const state = { index: null, chosen: null, methods: [...props.methods], test: "most", amount: 0, painted: new Set(), points: [] };
+const state = { subject: null, chosen: null, methods: [...props.methods], test: "most", amount: 0, painted: new Set(), points: [] };
 const smooth = () => $(".smooth").checked;
-const keyOf = (method, index = state.index) => `${method} ${isText(index) ? [index, ...against(index)].map((text) => JSON.stringify(text)) : index}`;
+const keyOf = (method, { index, against } = state.subject) => `${method} ${[index, ...against].map((each) => JSON.stringify(each))}`;
 let maps = new Map(), view = null, openings = 0, drawing = false, outdated = false;
 
 /** Call a function of the server; its reply, or an error. */
@@ -34,6 +34,8 @@ function sameNumber(parent, count, build) {
   while (parent.children.length < count) parent.append(build());
   return [...parent.children];
 }
+
+const newButton = () => Object.assign(document.createElement("button"), { type: "button" });
 
 function mapFigure() {
   const figure = document.createElement("figure");
@@ -68,31 +70,31 @@ async function open(reply) {
   else if (view) draw();
 }
 
-/** Explain a class [index, name, probability] by all chosen methods. */
-async function explain(chosen) {
-  Object.assign(state, { index: chosen[0], chosen, points: [] });
-  listClasses();
-  const index = state.index, methods = [...state.methods];
-  await Promise.all(methods.map((method) => explainBy(method, index)));
-  if (index === state.index && String(methods) === String(state.methods)) curve();
+/** Explain a class or text [index, name, score] by all chosen methods, told apart from others, by their indices. */
+async function explain(chosen, against = []) {
+  const subject = { index: chosen[0], against }, methods = [...state.methods];
+  Object.assign(state, { subject, chosen, points: [] });
+  list();
+  await Promise.all(methods.map((method) => explainBy(method, subject)));
+  if (subject === state.subject && String(methods) === String(state.methods)) curve();
 }
 
-async function explainBy(method, index) {
-  const key = keyOf(method, index), known = maps.get(key);
+async function explainBy(method, subject) {
+  const key = keyOf(method, subject), known = maps.get(key);
   draw();
   if (known) return;
-  const reply = await ask("heatmap", { method, index, against: against(index) });
+  const reply = await ask("heatmap", { method, ...subject });
   if (!reply) return;
   maps.set(key, { tiles: tilesOf(reply.tiles), order: reply.order, legend: reply.legend });
-  if (index !== state.index) return;
+  if (subject !== state.subject) return;
   state.chosen = reply.class;
-  listClasses();
+  list();
   draw();
   test();
 }
 
 function draw() {
-  if (state.index === null) return;
+  if (!state.subject) return;
   const columns = state.methods.length + 1;
   $(".opened").style.setProperty("--columns", Math.max(columns, 3));
   $(".opened").style.setProperty("--curve", columns > 2 ? 2 : 1);
@@ -107,7 +109,7 @@ function draw() {
     const map = maps.get(keyOf(method));
     figures[i + 1].classList.toggle("waiting", !map);
     paint(canvas, view.pale, map?.tiles, view.box);
-    canvas.setAttribute("aria-label", `heatmap of ${state.chosen[1]} by ${method}`);
+    canvas.setAttribute("aria-label", `heatmap of ${state.chosen[1]} by ${method}: ${map?.legend.words.join(", ") ?? "computed now"}`);
     canvas.dataset.shown = map ? keyOf(method) : "";
     caption.querySelector(".name").textContent = map ? method : `${method} …`;
     showLegend(caption.querySelector(".legend"), map?.legend);
@@ -126,34 +128,50 @@ async function curve() {
   drawing = true;
   while (outdated && view) {
     outdated = false;
-    const side = state.test === "least" ? "least" : "most", { index, methods } = state;
-    const reply = await ask("curves", { methods, index, side, against: against(index) });
-    if (!reply || index !== state.index || methods !== state.methods || (state.test === "least") !== (side === "least")) continue;
+    const side = state.test === "least" ? "least" : "most", { subject, methods } = state;
+    const reply = await ask("curves", { methods, side, ...subject });
+    if (!reply || subject !== state.subject || methods !== state.methods || (state.test === "least") !== (side === "least")) continue;
     $(".curve").classList.remove("waiting");
     $(".curve div").innerHTML = reply.svg;
+    $(".curve .axis").textContent = reply.axis;
     points();
   }
   drawing = false;
 }
 
-function listClasses() {
-  $(".contrast").hidden = !isText(state.index) || prompts.length < 2;
+/** A score: decimal places of a probability or similarity, or the digits of a value. */
+const written = (score, places) => (view.digits ? String(+score.toPrecision(view.digits)) : score.toFixed(places));
+
+/** List the texts and classes, and beside the explained one those that it can be told apart from. */
+function list() {
+  const { index: own, against } = state.subject, place = view.classes.findIndex(([index]) => index === own);
+  if (!isText(own)) view.classes.splice(place < 0 ? view.classes.length : place, 1, state.chosen); // one that was searched for stays
   const shown = [...prompts].sort((one, other) => other[2] - one[2]).concat(view.classes);
-  if (!shown.some(([index]) => index === state.index)) shown.push(state.chosen);
-  sameNumber($(".classes"), shown.length, () => Object.assign(document.createElement("button"), { type: "button" })).forEach((button, i) => {
-    const [index, name, probability] = shown[i];
+  sameNumber($(".classes"), shown.length, newButton).forEach((button, i) => {
+    const [index, name, score] = shown[i];
     const value = document.createElement("b");
-    value.textContent = probability === null ? "" : probability.toFixed(2);
+    value.textContent = score === null ? "" : written(score, 2);
     button.replaceChildren(name, value);
-    button.style.setProperty("--probability", Math.min(Math.max(probability ?? 0, 0), 1));
+    button.style.setProperty("--probability", view.digits ? 0 : Math.min(Math.max(score ?? 0, 0), 1));
     button.dataset.index = index;
-    button.setAttribute("aria-pressed", index === state.index);
+    button.setAttribute("aria-pressed", index === own);
     button.onclick = () => explain(shown[i]);
+  });
+  const others = shown.filter(([index]) => index !== own && isText(index) === isText(own));
+  $(".contrast").hidden = !others.length;
+  $(".contrast b").textContent = state.chosen[1];
+  sameNumber($(".others"), others.length, newButton).forEach((button, i) => {
+    const [index, name] = others[i], pressed = against.includes(index);
+    button.textContent = pressed ? `${name} ✕` : name;
+    button.dataset.index = index;
+    button.setAttribute("aria-label", name);
+    button.setAttribute("aria-pressed", pressed);
+    button.onclick = () => explain(state.chosen, others.map(([each]) => each).filter((each) => against.includes(each) !== (each === index)));
   });
 }
 
 async function save() {
-  const reply = await ask("picture", { methods: state.methods, index: state.index, against: against(), smooth: smooth() });
+  const reply = await ask("picture", { methods: state.methods, smooth: smooth(), ...state.subject });
   if (reply) Object.assign(document.createElement("a"), { href: reply.url, download: reply.file }).click();
 }
 

@@ -66,7 +66,7 @@ def serve(
         domain: name under which browsers reach the page, see `Guard`; `*` for a public page.
 
     Raises:
-        InputError: if Gradio is not installed, or the address or the port cannot be used.
+        InputError: if Gradio is not installed, the model takes no photos, or address or port cannot be used.
     """
     check_range(1, 65535, port=port)
     gradio = import_gradio()
@@ -105,8 +105,13 @@ def serve(
 
 
 def build_page(session: Session) -> Any:
-    """Build the page, a `gradio.Blocks`, for one model; see `serve`, which starts it."""
+    """Build the page, a `gradio.Blocks`, for one model of photos; see `serve`, which starts it."""
     gradio = import_gradio()
+    if session.target.channels not in (1, 3):
+        raise InputError(
+            f"expected a model of photos, of 1 or 3 channels, got {session.target.channels} of {session.target.name}:"
+            " explain its arrays with `explainers explain`"
+        )
     if session.takes_texts:
         session.text_head.embed("a photo")  # loads the text tower
     explainers = other_methods(session)

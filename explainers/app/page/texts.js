@@ -2,8 +2,6 @@
 
 let prompts = [];
 const isText = (index) => typeof index === "string";
-const against = (index = state.index) =>
-  isText(index) && $(".against").checked ? prompts.map(([text]) => text).filter((text) => text !== index) : [];
 
 /** Score the texts that were typed for earlier images. */
 async function scorePrompts() {
@@ -29,5 +27,4 @@ function listenToTexts() {
     event.preventDefault();
     if (view && $(".prompt").value.trim()) explainText($(".prompt").value.trim());
   };
-  $(".against").onchange = () => view && explain(state.chosen);
 }

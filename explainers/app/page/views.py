@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from explainers.app.explanation import data_url, picture_name, summarise
-from explainers.app.page.images import CHANCE, LEVELS, MOST_TEXTS, PICTURE_SIZE, OpenedImage, Side, Text
+from explainers.app.explanation import data_url, picture_name, summarise, write_score
+from explainers.app.page.images import CHANCE, LEVELS, MOST_TEXTS, PICTURE_SIZE, Index, OpenedImage, Side
 from explainers.errors import InputError, check_range
 from explainers.report.overlays import (
     CONSTANT,
@@ -70,65 +70,69 @@ def describe_image(image: OpenedImage) -> dict[str, Any]:
         "unseen": "" if sees_all(image.picture, image.box) else UNSEEN,
         "hiding": f"rgb({', '.join(map(str, mean))})",
         "classes": [list(each) for each in image.classes],
+        "digits": 4 if image.session.target.score == "value" else None,
         "prompts": image.session.takes_texts,
-        "chance": image.orders(CHANCE, 0)[0].tolist(),
+        "chance": image.orders(CHANCE, Index(0))[0].tolist(),
     }
 
 
-def heatmap(image: OpenedImage, method: str, index: Any, against: Sequence[str] = ()) -> dict[str, Any]:
-    """The colours of a heatmap, what they mean, the order of its patches, and the class."""
+def heatmap(image: OpenedImage, method: str, index: Any, against: Sequence[Any] = ()) -> dict[str, Any]:
+    """The colours of a heatmap, what they mean, the order of its patches, and the class; see `Index`."""
     chosen = image.parse_index(index, against)
     heatmap = image.heatmap(method, chosen)
-    scale = colour_scale(heatmap, image.signed(method))
+    scale = colour_scale(heatmap, image.signed(method, chosen))
     return {
         "tiles": encode_colours(heatmap, scale),
-        "legend": describe_legend(scale, ends(scale.signed, "it")),
+        "legend": describe_legend(scale, ends(scale.signed, *name_ends(image, chosen))),
         "order": image.orders(method, chosen)[0].tolist(),
-        "class": [index, image.title(chosen), image.score(chosen)],
+        "class": [index, image.title(chosen.wanted), image.score(chosen.wanted)],
     }
 
 
 def curves(
-    image: OpenedImage, methods: Sequence[str], index: Any, side: Side, against: Sequence[str] = ()
+    image: OpenedImage, methods: Sequence[str], index: Any, side: Side, against: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """How the score falls while patches are hidden, in the orders of methods and at random: a small figure."""
+    """How the score falls while patches are hidden, in the orders of methods and at random: a figure, and its axis."""
     check_range(0, MOST_METHODS, methods=len(methods))
     chosen = image.parse_index(index, against)
     values = {method: image.curve(method, chosen, side) for method in [*methods, CHANCE]}
-    return {"svg": draw_curves(values), "values": values, "levels": LEVELS}
+    return {"svg": draw_curves(values), "values": values, "levels": LEVELS, "axis": describe_score(image, chosen)}
 
 
 def prompts(image: OpenedImage, texts: Sequence[str]) -> dict[str, Any]:
     """The similarity of texts that a visitor has typed for other images."""
     check_range(0, MOST_TEXTS, texts=len(texts))
-    return {"classes": [[text, text, image.score(image.parse_index(text))] for text in texts]}
+    return {"classes": [[text, text, image.score(image.parse_index(text).wanted)] for text in texts]}
 
 
-def scores(image: OpenedImage, index: Any, hidden: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The score of a class or text with hidden patches, for several sets of patches."""
+def scores(
+    image: OpenedImage, index: Any, hidden: Sequence[Sequence[int]], against: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """The score of a class or text with hidden patches, for several sets of patches, and that of the `whole` image."""
     check_range(0, MOST_METHODS + 1, sets=len(hidden))
-    return {"values": image.scores(image.parse_index(index), hidden)}
+    *values, whole = image.scores(image.parse_index(index, against), [*hidden, []])
+    return {"values": values, "whole": whole}
 
 
 def picture(
-    image: OpenedImage, methods: Sequence[str], index: Any, smooth: bool, against: Sequence[str] = ()
+    image: OpenedImage, methods: Sequence[str], index: Any, smooth: bool, against: Sequence[Any] = ()
 ) -> dict[str, Any]:
     """A PNG with the heatmaps of methods below one another, titles and legends, and a name for its file."""
     check_range(1, MOST_METHODS, methods=len(methods))
     chosen = image.parse_index(index, against)
-    name = image.title(chosen)
-    heatmaps = [image.heatmap(method, chosen) for method in methods]
-    title = f"{name} {image.score(chosen):.2f}"
-    if isinstance(chosen, Text):
-        title += summarise(chosen.against, "text")
-    parts = [
-        draw_annotated(image.picture, heatmap, title, name, method, image.box, PICTURE_SIZE, smooth, signed)
-        for method, heatmap, signed in zip(methods, heatmaps, map(image.signed, methods), strict=True)
-    ]
+    name, other = name_ends(image, chosen)
+    is_text = isinstance(chosen.wanted, str)
+    score = write_score(image.score(chosen.wanted), image.session.quantity(is_text))
+    apart = summarise([*map(image.title, chosen.against)], "text" if is_text else "class")
+    parts = []
+    for method in methods:
+        drawn = image.heatmap(method, chosen), f"{name} {score}{apart}", name, method
+        signed = image.signed(method, chosen)
+        parts.append(draw_annotated(image.picture, *drawn, image.box, PICTURE_SIZE, smooth, signed, other))
     whole = Image.new("RGB", (parts[0].width, sum(part.height for part in parts)), "white")
     for number, part in enumerate(parts):
         whole.paste(part, (0, sum(each.height for each in parts[:number])))
-    return {"url": data_url(whole, "png"), "file": picture_name(image.name, "_".join(methods), name)}
+    return {"url": data_url(whole, "png"), "file": picture_name(image.name, "_".join(methods), name + apart)}
 
 
 def alike(image: OpenedImage, other: OpenedImage) -> dict[str, Any]:
@@ -148,6 +152,19 @@ def alike(image: OpenedImage, other: OpenedImage) -> dict[str, Any]:
         "scale": scale,
         "ties": found.strongest(apart=1)[0].tolist(),
     }
+
+
+def name_ends(image: OpenedImage, index: Index) -> tuple[str, str]:
+    """What is explained, and the one other that it is told apart from, for `ends`."""
+    return image.title(index.wanted), image.title(index.against[0]) if len(index.against) == 1 else ""
+
+
+def describe_score(image: OpenedImage, index: Index) -> str:
+    """What `OpenedImage.scores` are, for people."""
+    quantity = image.session.quantity(isinstance(index.wanted, str))
+    name, other = name_ends(image, index)
+    apart = f" minus that of {other or f'{len(index.against)} others, on average,'}" if index.against else ""
+    return f"The {'output' if quantity == 'value' else f'{quantity} of'} {name}{apart}"
 
 
 VIEWS: tuple[Callable[..., dict[str, Any]], ...] = (heatmap, curves, prompts, scores, picture, alike)
@@ -195,7 +212,7 @@ def describe_legend(scale: ColourScale, words: Sequence[str]) -> dict[str, Any]:
 
 
 def draw_curves(curves: Mapping[str, Sequence[float]]) -> str:
-    """Draw curves over the fraction of hidden patches, from 0 to 1, as SVG.
+    """Draw curves over the fraction of hidden patches, from 0 to 1, as SVG; the horizontal axis is at a score of 0.
 
     The page draws points into it; the attributes `data-*` tell where the axes are.
 
@@ -226,7 +243,7 @@ def draw_curves(curves: Mapping[str, Sequence[float]]) -> str:
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Score while patches are hidden"'
         f' data-left="{LEFT}" data-top="{TOP}" data-width="{width}" data-height="{height}"'
         f' data-lowest="{lowest}" data-highest="{highest}">'
-        f'<path class="axes" d="M{LEFT} {TOP}V{TOP + height}H{LEFT + width}"/>'
+        f'<path class="axes" d="M{LEFT} {TOP}V{TOP + height}M{LEFT} {TOP + highest * unit:.1f}H{LEFT + width}"/>'
         f'{_draw_ticks(lowest, highest, width, height)}{"".join(reversed(lines))}<g class="points"></g></svg>'
     )
 
