@@ -15,7 +15,7 @@ from explainers.masking import ImageSize, read_size
 from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
-from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, map_to_timm, state_statistics
+from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, check_stated, map_to_timm, state_statistics
 from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names, read_names
 from explainers.models.outputs import OutputReader, TargetFunction
@@ -107,6 +107,8 @@ def as_target(
         model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
         transform, score = inputs.transform, inputs.score
     if is_of_timm(model):
+        stated = read_inputs(model).override(mean, std, (), count)
+        check_stated(model, mean=stated.mean, std=stated.std)
         of_timm = TargetModel(state_statistics(model, mean, std), score=score).float().eval()
         return _override_settings(of_timm, size, classes, transform)
     count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)

@@ -23,13 +23,14 @@ from explainers.models.mapping import (
     Statistics,
     Unmapped,
     channels,
+    check_stated,
     compare_outputs,
     draw_probes,
     linear_part,
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import check_logits, take_logits
+from explainers.models.plain import check_logits, check_no_probabilities, take_logits
 from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
@@ -79,7 +80,10 @@ def read_inputs(part: Any, size: tuple[int, int] | None = None) -> Inputs:
         return inputs
     config = timm.data.resolve_model_data_config(part)
     own = getattr(getattr(part, "patch_embed", None), "img_size", None) or config["input_size"][1:]
-    return Inputs(size or tuple(own), config["mean"], config["std"], "those of its config")
+    size = size or tuple(own)
+    if not hasattr(part, "pretrained_cfg"):  # built by its class
+        return Inputs(size, None, None, "")
+    return Inputs(size, config["mean"], config["std"], "those of its config")
 
 
 def take_apart(
@@ -110,6 +114,9 @@ def take_apart(
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
     inputs = _read_normalisation(probes, seen, read_inputs(part, size), mean, std)
+    check_stated(model, mean=inputs.mean, std=inputs.std)
+    if score != "value":
+        check_no_probabilities(expected[:3], type(model).__name__)
     rest = Rest(own, part, inside.head, outputs, probes.shape[1:])
     target = _find_pooling(inside, rest, seen, expected)
     embeddings = target.embed(seen)

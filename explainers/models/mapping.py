@@ -137,7 +137,7 @@ def state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:
     """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
     given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
     stated, count = copy.copy(model), count_channels(model)
-    stated.pretrained_cfg = dict(model.pretrained_cfg) | {
+    stated.pretrained_cfg = dict(getattr(model, "pretrained_cfg", {"architecture": type(model).__name__})) | {
         name: tuple(channels(name, values, count)) for name, values in given.items()
     }
     return stated
@@ -280,3 +280,15 @@ def channels(name: str, given: Any, count: int) -> list[float]:
             f" {name}=0.5, and divide those of pixels to 255 by 255"
         )
     return [float(value) for value in values]
+
+
+def check_stated(model: nn.Module, **stated: Any) -> None:
+    """Raise an InputError for a setting of `as_target` that is None, where the model does not say it."""
+    missing = " and no ".join(key for key, value in stated.items() if value is None)
+    if missing:
+        *others, last = stated
+        raise InputError(
+            f"expected {', '.join(others)} and {last} of the images on which {type(model).__name__} was trained, got no"
+            f" {missing}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
+            " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
+        )

@@ -153,7 +153,7 @@ def test_the_model_and_the_image_stay_as_they_are():
     assert equal(state(model), before) and image == IMAGE
 
 
-@pytest.mark.parametrize(("model", "label"), [("test_vit", "DecompX-SkipPLUS"), (None, "RISE(masks=500)")])
+@pytest.mark.parametrize(("model", "label"), [("test_vit", "DecompX-SkipPLUS"), (None, "Occlusion(cells=7)")])
 def test_auto_takes_what_the_model_has_and_says_so_once(model, label, capsys):
     target = planted(0, 0) if model is None else timm_model(model, as_target=True)
     made = [Session(target) for _ in range(2)]
@@ -162,7 +162,7 @@ def test_auto_takes_what_the_model_has_and_says_so_once(model, label, capsys):
     assert line.startswith(f"{target.name}: explained by {label}")
     why = "because no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
     lacking = "; GradCAM needs a model with layers of tokens or of square feature maps"
-    assert line.endswith(why + (lacking if model is None else ""))
+    assert line.endswith(why + (lacking + choosing.INSIDE if model is None else ""))
 
 
 def ship(anyhead, folder):

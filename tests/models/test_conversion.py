@@ -41,6 +41,7 @@ def outputs_of(target, images):
 
 
 @torch.no_grad()
+@pytest.mark.situation(7)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_converted_model_gives_the_outputs_of_the_original(name, images):
     original, target = converted(name)
@@ -152,11 +153,11 @@ def test_the_score_is_that_of_the_config_unless_another_is_given(problem, labels
 
 
 @pytest.mark.situation(14)
-def test_a_single_logit_of_unknown_meaning_is_converted_and_asked_about(capsys):
+def test_a_single_output_of_transformers_is_a_regression_as_there(capsys):
     model = ViTForImageClassification(ViTConfig(**SIZE, num_labels=1))
     target, said = as_target(model), capsys.readouterr().err
-    assert "is computed in timm's architecture" in said and "give score=value for a regression" in said
-    assert target.num_classes == 2
+    assert "is computed in timm's architecture" in said
+    assert target.score == "value" and target.num_classes == 1
 
 
 def test_classes_have_the_names_of_the_model():

@@ -196,7 +196,7 @@ def test_what_is_no_function_of_the_embedding_is_said_and_explained_as_a_whole(k
 
 
 WRONG = {
-    "probabilities": (lambda vit, x: vit(x).softmax(1), "expected logits of Net, got probabilities, which sum to 1"),
+    "probabilities": (lambda vit, x: vit(x).softmax(1), "head= gives probabilities, but logits are explained"),
     "a vector": (
         lambda vit, x: vit(x)[:, 0],
         "expected floating-point logits of shape .* got float32 of shape .3. for",
