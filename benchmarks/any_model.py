@@ -50,9 +50,12 @@ class Boxed(NamedTuple):
     truth: Tensor  # bool (h, w)
 
 
-def load_model(data: Path, name: str, **settings: Any) -> Any:
-    """Build a model of timm with real weights."""
-    return timm.create_model(name, checkpoint_path=str(data / "weights" / WEIGHTS[name]), **settings).eval()
+def load_model(data: Path, name: str, head: bool = True) -> Any:
+    """Build a model of timm with real weights, with or without its head."""
+    model: Any = timm.create_model(name, checkpoint_path=str(data / "weights" / WEIGHTS[name])).eval()
+    if not head:
+        model.reset_classifier(0)
+    return model
 
 
 def load_boxed(data: Path, count: int) -> list[Boxed]:
@@ -119,7 +122,7 @@ def mean_and_error(values: Sequence[float]) -> str:
 def measure_fidelity(data: Path, count: int) -> list[dict[str, str]]:
     """Fidelity of what `auto` takes, beside RISE with 500 passes and chance."""
     train = load_folders(data / "imagenette" / "train", 1000)
-    backbone = load_model(data, "vit_tiny_patch16_224", num_classes=0)
+    backbone = load_model(data, "vit_tiny_patch16_224", head=False)
     target = as_target(backbone)
     labels = torch.tensor([label for _, label in train])
     head = fit(perceptron(192, 10), embed(target, [photo for photo, _ in train]), labels, F.cross_entropy)
@@ -228,7 +231,7 @@ def on_own_half(heatmap: Tensor, left: bool) -> list[float]:
 
 def measure_multi_label(data: Path, count: int) -> list[dict[str, str]]:
     """Two classes in one image, side by side: is each found, and on its own half?"""
-    backbone = load_model(data, "vit_tiny_patch16_224", num_classes=0)
+    backbone = load_model(data, "vit_tiny_patch16_224", head=False)
     train = join_pairs(load_folders(data / "imagenette" / "train", 2000), 2000, 0)
     truth = torch.zeros(len(train), 10)
     for row, pair in zip(truth, train, strict=True):
@@ -255,7 +258,7 @@ def measure_multi_label(data: Path, count: int) -> list[dict[str, str]]:
 
 def measure_regression(data: Path, count: int) -> list[dict[str, str]]:
     """How much of an image is of the first class (a fish)? What raises the value must be the fish."""
-    backbone = load_model(data, "vit_tiny_patch16_224", num_classes=0)
+    backbone = load_model(data, "vit_tiny_patch16_224", head=False)
 
     def draw(split: str, number: int, seed: int) -> tuple[list[Joined], Tensor]:
         images = load_folders(data / "imagenette" / split, 1000)

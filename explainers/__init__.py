@@ -11,14 +11,16 @@
 
 `Explainer` is the interface of every explainer; the other protocols say what some of them can do besides.
 
-`images` of an explainer are uint8, (B, C, H, W), and every model normalises them itself. `keep` is boolean, (B, M, N),
-and True at visible patches. Patches are numbered row by row. A letter for a shape means the same in every file:
+`images` of an explainer are uint8 or uint16, (B, C, H, W), and every model normalises them itself. `keep` is boolean,
+(B, M, N), and True at visible patches; patches are numbered row by row. A letter of a shape means the same everywhere:
 
     B  images              C  channels             H, W  pixels
-    P  patches per side    N  patches, P · P       Z  sampled patches per image
-    M  masks per image     T  tokens               D  embedding width
-    L  layers (blocks)     A  attention heads      K  classes
-    V  functionals v       Q  levels of sparsity   J  tasks
+    M  masks per image     N  patches              Z  sampled patches per image
+    L  layers (blocks)     T  tokens               D  embedding width
+    V  functionals v       A  attention heads      K  classes
+    J  tasks               Q  levels of sparsity
+
+Heatmaps are (B, rows, columns), numbers of square patches; N is rows · columns.
 
 `S` is a set of patches (a coalition), and `t` a temperature.
 """
@@ -137,7 +139,7 @@ class Explainer(Protocol):
             classes: the class to explain in each image, (B,).
 
         Returns:
-            Heatmaps, (B, P, P); higher is more important.
+            Heatmaps, (B, rows, columns); higher is more important.
         """
         ...
 
@@ -164,7 +166,7 @@ class FunctionalExplainer(Protocol):
                 returns v (B, V, D), such as one that divides by their length.
 
         Returns:
-            Heatmaps, (B, P, P) or (B, V, P, P).
+            Heatmaps, (B, rows, columns) or (B, V, rows, columns).
         """
         ...
 
@@ -186,7 +188,7 @@ class PreparedExplainer(Protocol):
         """Do the expensive part for uint8 images (B, C, H, W).
 
         Returns:
-            A function of the class to explain in each image, (B,) → heatmaps (B, P, P), equal to those of
+            A function of the class to explain in each image, (B,) → heatmaps (B, rows, columns), equal to those of
             `Explainer.__call__`.
         """
         ...
@@ -197,7 +199,7 @@ class Details:
     """Heatmaps, and what some methods compute besides.
 
     Args:
-        heatmaps: (B, P, P); higher is more important.
+        heatmaps: (B, rows, columns); higher is more important.
         pixels: the method's saliency maps, (B, H, W), whose means or sums over patches are the heatmaps; `None` if the
             method scores patches only.
         numbers: name → one number for each image, (B,), see `metrics.cost`.

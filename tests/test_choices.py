@@ -5,7 +5,7 @@ import inspect
 import pkgutil
 import re
 import types
-from typing import Literal, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 import pytest
 
@@ -19,9 +19,19 @@ from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.app import choosing
+from explainers.app.model import prepare_model
 from explainers.app.page.views import curves
-from explainers.app.session import Session
+from explainers.app.session import Session, explain
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
+from explainers.evaluation.evaluation import check_target
+from explainers.images.transform import ImageTransform
+from explainers.metrics.perturbation import perturbation_sweep
+from explainers.models import as_target
+from explainers.models.functionals import choose_temperature
+from explainers.models.inside import take_apart
+from explainers.models.mapping import Inputs
+from explainers.models.plain import plain_target
+from explainers.models.scores import log_odds, log_probabilities, scale_logits
 from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import label_methods
 from explainers.results import read_results
@@ -42,6 +52,13 @@ EXCLUDED = {
     stream: "its purposes are written in the code, not in a config",
     attention.transformation_weights: "TokenTM checks its scale",
     white_box.class_functionals: "WhiteBox checks its output",
+    **dict.fromkeys((as_target, explain, prepare_model, take_apart, Inputs, plain_target), "TargetModel checks"),
+    **dict.fromkeys(
+        (scale_logits, log_probabilities, log_odds, choose_temperature, perturbation_sweep),
+        "TargetModel checks its score",
+    ),
+    check_target: "Evaluation checks its curves",
+    ImageTransform: "configs and processors name its resize, which their readers check",
     General: "its class_map is `same` or a list of numbers",
 }
 
@@ -97,7 +114,8 @@ def test_those_that_take_choices_are_found():
 )
 def test_a_misspelt_choice_is_named_with_all_that_there_are(taker, name, choices):
     """Nothing else is given: a choice is checked before everything else."""
-    for misspelt in (f"{choices[0]}x", None, ""):
+    optional = type(None) in get_args(hint_of(taker, name))
+    for misspelt in (f"{choices[0]}x", "") if optional else (f"{choices[0]}x", None, ""):
         with pytest.raises(InputError, match=f"expected {name} ") as caught:
             taker(**{name: misspelt})
         message = str(caught.value)
@@ -109,7 +127,7 @@ def hint_of(taker, name):
     return inspect.signature(call).parameters[name].annotation
 
 
-LISTS = [taker for taker in CHECKED if get_origin(hint_of(*taker[:2])) not in (Literal, None, types.UnionType)]
+LISTS = [taker for taker in CHECKED if get_origin(hint_of(*taker[:2])) not in (Literal, None, Union, types.UnionType)]
 
 
 def test_lists_of_choices_are_found():

@@ -13,6 +13,7 @@ from torch import nn
 from explainers import Explainer, FunctionalExplainer, posthoc
 from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.models import TargetModel
+from explainers.models.plain import PlainBackbone
 from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
 from explainers.posthoc.names import label_methods
 from explainers.share import load
@@ -27,6 +28,9 @@ CHEAP = 25
 
 KNOWN = ("timm.", "torch.nn.", "explainers.")
 """Where layers are defined that have gradients."""
+
+INSIDE = "; if it has a backbone of timm, TargetModel(backbone, head=head) explains better, with one pass"
+"""What a line adds where a method by masks is taken for a model of no library."""
 
 LARGEST = 16
 """Largest number of images that are explained at once."""
@@ -142,7 +146,11 @@ def _choose_default(target: TargetModel, purpose: Purpose) -> tuple[Explainer, s
             continue
         passes = estimate_passes(explainer)
         cost = f", with {passes} forward passes for each image" if passes > CHEAP else ""
-        print_once(f"{target.name}: explained by {label}{cost}, because {why}{lacking if cost else ''}")
+        if isinstance(explainer, FunctionalExplainer):
+            lacking = ""
+        elif isinstance(target.backbone, PlainBackbone):
+            lacking += INSIDE
+        print_once(f"{target.name}: explained by {label}{cost}, because {why}{lacking}")
         return explainer, label
     raise InputError(f"expected a model that can be explained, got {target.name}: {'; '.join(reasons)}")
 

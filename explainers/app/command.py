@@ -1,20 +1,25 @@
 """The command `explainers`: explain images, serve the page, list what there is, compare explainers."""
 
 import argparse
-import ast
 import errno
 import os
-import re
 import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NoReturn
 
 from explainers import __version__
+from explainers.app.argument_types import (
+    parse_bands,
+    parse_methods,
+    parse_path,
+    parse_positive,
+    parse_size,
+    parse_white,
+)
 from explainers.errors import InputError
 from explainers.saved.files import printable
 
@@ -25,9 +30,6 @@ ABSENT = (
     *("image_size", "k"),
 )
 """Options that only some commands have; `None` for the others."""
-
-METHOD = "NAME or NAME(option=value, ...)"
-"""How `--method` names a method."""
 
 AS_TYPED = {
     "weights=FILE": "--weights FILE",
@@ -338,92 +340,3 @@ def _add_batch_size(add: Parser) -> None:
 
 def _add_patches(add: Parser) -> None:
     add.add_argument("--patches", action="store_true", help="patches with sharp edges in the pictures, not smooth ones")
-
-
-def parse_positive(text: str) -> int:
-    """A whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
-    return int(text)
-
-
-def parse_size(text: str) -> int | tuple[int, int]:
-    """A number of pixels, or height and width with an x between them.
-
-    >>> parse_size("448"), parse_size("224x448")
-    (448, (224, 448))
-    """
-    sides = [parse_positive(side) for side in text.split("x")]
-    if len(sides) > 2:
-        raise argparse.ArgumentTypeError(f"expected pixels, such as 448 or 224x448, got {text}")
-    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
-
-
-def parse_white(text: str) -> float | tuple[float, float]:
-    """The value of white, or those of black and white.
-
-    >>> parse_white("4095"), parse_white("-1,1")
-    (4095.0, (-1.0, 1.0))
-    """
-    values = tuple(float(part) for part in text.split(","))
-    if len(values) > 2:
-        raise argparse.ArgumentTypeError(f"expected one value, or two, got {text}")
-    return values[0] if len(values) == 1 else (values[0], values[1])
-
-
-def parse_bands(text: str) -> list[int]:
-    """Numbers of bands, such as 3,2,1."""
-    return [int(part) for part in text.split(",")]
-
-
-def parse_path(text: str) -> Path:
-    """A path, in which ~ is the user's folder; an unknown user's ~name stays as it is."""
-    return Path(os.path.expanduser(text))
-
-
-def parse_methods(text: str) -> list[Any]:
-    """The names of methods, and a dictionary of one name and its options for a method with options, see `choose`.
-
-    Raises:
-        ArgumentTypeError: for a text of another form.
-
-    >>> parse_methods("GAE, RISE(masks=100, cells=5)")
-    ['GAE', {'RISE': {'masks': 100, 'cells': 5}}]
-    >>> parse_methods("runs/anyhead_pets")
-    ['runs/anyhead_pets']
-    """
-    entries = [entry.strip() for entry in re.split(r",(?![^(]*\))", text)]
-    return [_parse_method(entry) for entry in entries if entry] or [_parse_method(text)]
-
-
-def _parse_method(entry: str) -> Any:
-    if "/" in entry:  # the folder of an explainer
-        return entry
-    found = re.fullmatch(r"([\w-]+)(?:\((.*)\))?", entry)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"expected {METHOD}, got {entry or 'no name'}")
-    name, options = found.groups()
-    if not options:
-        return name
-    pairs = [option.partition("=") for option in re.split(r",(?![^\[]*\])", options)]
-    wrong = [option.strip() for option, equals, _ in pairs if not equals]
-    if wrong:
-        raise argparse.ArgumentTypeError(
-            f"expected {METHOD}, got {entry}, in which {wrong[0] or 'an option'} has no value"
-        )
-    return {name: {option.strip(): _parse_value(value.strip()) for option, _, value in pairs}}
-
-
-def _parse_value(text: str) -> Any:
-    """A number, true, false, none, a list of them, or the text itself.
-
-    >>> [_parse_value(text) for text in ("100", "0.5", "true", "none", "[0, 6]", "log_odds")]
-    [100, 0.5, True, None, [0, 6], 'log_odds']
-    """
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from explainers.app.argument_types import parse_methods
 from explainers.app.choosing import Method, choose, estimate_passes
-from explainers.app.command import DEFAULT_MODEL, parse_methods
+from explainers.app.command import DEFAULT_MODEL
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel, as_target

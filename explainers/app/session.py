@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -38,46 +38,32 @@ Against = int | str | Sequence[int | str] | None
 """Other classes, by name or index, or other texts."""
 
 
+class Settings(TypedDict, total=False):
+    """Keyword arguments of `explain`, for its overloads."""
+
+    classes: Classes
+    method: Method
+    weights: str | Path | None
+    top: int
+    device: str | torch.device | None
+    text: str | Sequence[str] | None
+    against: Against
+    text_head: TextHead | None
+    image_size: ImageSize | None
+    white: White
+    bands: Sequence[int] | None
+    score: Score | None
+    target: TargetFunction | None
+
+
 @overload
 def explain(  # type: ignore[overload-overlap]  # a text is a path, although it is iterable, too
-    images: OneImage,
-    model: str | nn.Module,
-    *,
-    classes: Classes = ...,
-    method: Method = ...,
-    weights: str | Path | None = ...,
-    top: int = ...,
-    device: str | torch.device | None = ...,
-    text: str | Sequence[str] | None = ...,
-    against: Against = ...,
-    text_head: TextHead | None = ...,
-    image_size: ImageSize | None = ...,
-    white: White = ...,
-    bands: Sequence[int] | None = ...,
-    score: Score | None = ...,
-    target: TargetFunction | None = ...,
+    images: OneImage, model: str | nn.Module, **settings: Unpack[Settings]
 ) -> Explanation: ...
 
 
 @overload
-def explain(
-    images: Iterable[OneImage],
-    model: str | nn.Module,
-    *,
-    classes: Classes = ...,
-    method: Method = ...,
-    weights: str | Path | None = ...,
-    top: int = ...,
-    device: str | torch.device | None = ...,
-    text: str | Sequence[str] | None = ...,
-    against: Against = ...,
-    text_head: TextHead | None = ...,
-    image_size: ImageSize | None = ...,
-    white: White = ...,
-    bands: Sequence[int] | None = ...,
-    score: Score | None = ...,
-    target: TargetFunction | None = ...,
-) -> list[Explanation]: ...
+def explain(images: Iterable[OneImage], model: str | nn.Module, **settings: Unpack[Settings]) -> list[Explanation]: ...
 
 
 def explain(

@@ -15,7 +15,16 @@ from explainers.masking import ImageSize, read_size
 from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
-from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, map_to_timm, state_statistics
+from explainers.models.mapping import (
+    Given,
+    Inputs,
+    Plan,
+    Statistics,
+    Unmapped,
+    check_stated,
+    map_to_timm,
+    state_statistics,
+)
 from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names, read_names
 from explainers.models.outputs import OutputReader, TargetFunction
@@ -76,42 +85,45 @@ def as_target(
         raise InputError(
             "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
         )
-    transform = None
+    given = Given(mean, std, size, read_names(classes) if isinstance(classes, str | Path) else classes, None, score)
     if processor is not None:
         found = read_processor(processor)
-        transform, size = found.transform, size or found.transform.size
-        mean, std = found.mean if mean is None else mean, found.std if std is None else std
-    if isinstance(classes, str | Path):
-        classes = read_names(classes)
+        stated = (found.mean if mean is None else mean), (found.std if std is None else std)
+        given = Given(*stated, size or found.transform.size, given.classes, found.transform, score)
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
     if target is not None or isinstance(model, partial) and isinstance(model.func, nn.Module):
-        return _read_output(model, weights, target, (mean, std, size, classes, transform, score))
+        return _read_output(model, weights, target, given)
     if not isinstance(model, nn.Module):
         raise InputError(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a name"
             " such as vit_tiny_patch16_224, or a TargetModel"
         )
-    model = take_off_wrappers(model)
+    return _find_target(take_off_wrappers(model), weights, given)
+
+
+def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
+    """Make a target of a module without wrappers, as its library and what is inside of it allow."""
     library, count = find_library(model), count_channels(model)
     if library is not None and not hasattr(model, "timm_model"):
-        inputs = library.find_inputs(model, weights, size).override(mean, std, classes, count, transform, score)
+        inputs = library.find_inputs(model, weights, given.size).override(given, count)
         return _convert(model, library.plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if is_clip(model):
-        inputs = find_inputs(find_tower(model), size).override(mean, std, (), count, transform)
-        return _override_settings(_convert_clip(find_tower(model), inputs), None, classes, inputs.transform)
+        inputs = find_inputs(find_tower(model), given.size).override(given._replace(classes=()), count)
+        return _override_settings(_convert_clip(find_tower(model), inputs), None, given.classes, inputs.transform)
     if library is not None:
-        inputs = huggingface.find_wrapped_inputs(model).override(mean, std, classes, count, transform, score)
-        model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
-        transform, score = inputs.transform, inputs.score
+        inputs = huggingface.find_wrapped_inputs(model).override(given, count)
+        given = Given(inputs.mean, inputs.std, given.size, inputs.classes, inputs.transform, inputs.score)
+        model = model.timm_model
     if is_of_timm(model):
-        of_timm = TargetModel(state_statistics(model, mean, std), score=score).float().eval()
-        return _override_settings(of_timm, size, classes, transform)
-    count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
-    given = Inputs(size, None, None, "as given").override(mean, std, classes, count, transform, score)
-    return _search(model, given)
+        stated = read_inputs(model).override(given, count)
+        check_stated(model, mean=stated.mean, std=stated.std)
+        found = TargetModel(state_statistics(model, given.mean, given.std), score=given.score).float().eval()
+        return _override_settings(found, given.size, given.classes, given.transform)
+    count = next((len(each) for each in (given.mean, given.std) if isinstance(each, Sequence)), count)
+    return _search(model, Inputs(given.size, None, None, "as given").override(given, count))
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -148,9 +160,8 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
         return _override_settings(target, None, inputs.classes, inputs.transform)
     if backbones:
         own = read_inputs(model.get_submodule(backbones[0]), inputs.size)
-        inputs = own.override(
-            inputs.mean, inputs.std, inputs.classes, count_channels(model), inputs.transform, inputs.score
-        )
+        given = Given(inputs.mean, inputs.std, None, inputs.classes, inputs.transform, inputs.score)
+        inputs = own.override(given, count_channels(model))
     if reasons:
         by_hand = "; if you know its head, give TargetModel(backbone, head=head)" if backbones else ""
         print(
@@ -168,19 +179,18 @@ def _take_whole(model: nn.Module, inputs: Inputs) -> TargetModel:
     return plain_target(model, inputs.mean, inputs.std, *settings)
 
 
-def _read_output(model: Any, weights: Any, function: TargetFunction | None, settings: tuple[Any, ...]) -> TargetModel:
+def _read_output(model: Any, weights: Any, function: TargetFunction | None, given: Given) -> TargetModel:
     """Explain what a function reads of a module's output, or the output of one whose further inputs are fixed."""
-    mean, std, size, classes, transform, score = settings
     module: Any = model.func if isinstance(model, partial) else model
     library = find_library(module)
     if library is not None:
-        inputs = library.find_inputs(module, weights, size)
+        inputs = library.find_inputs(module, weights, given.size)
     elif is_of_timm(module):
-        inputs = read_inputs(module, size)
+        inputs = read_inputs(module, given.size)
     else:
-        inputs = Inputs(size, None, None, "")
-    count = count_channels(module)
-    inputs = inputs.override(mean, std, classes, count, transform, score if function is None else "value")
+        inputs = Inputs(given.size, None, None, "")
+    given = given if function is None else given._replace(score="value")
+    inputs = inputs.override(given, count_channels(module))
     print(f"{type(module).__name__} stays as it is; {inputs}", file=sys.stderr, flush=True)
     return _take_whole(OutputReader(model, function), inputs)
 

@@ -33,6 +33,7 @@ from explainers.models.mapping import (
     linear_part,
     rename_weights,
 )
+from explainers.models.preprocessing import SQUASHED, TRANSFORMS
 from explainers.models.scores import Score
 
 FIRST_TOKEN = ("vit", "deit")
@@ -92,7 +93,7 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     size = size or ((224, 224) if family == "resnet" else None)  # which has no size of its own
     classifies = hasattr(model, "classifier") or hasattr(model, "cls_classifier")
     classes = class_names(model.config) if classifies else []
-    transform = replace(TRANSFORMS.get(family, _SQUASHED), size=size) if size else None
+    transform = replace(TRANSFORMS.get(family, SQUASHED), size=size) if size else None
     origin = f"those of the usual image processor of {family}"
     return Inputs(size, mean, std, origin, classes, transform, find_score(model.config))
 
@@ -124,8 +125,8 @@ def find_image_size(config: Any) -> tuple[int, int] | None:
 
 
 def find_score(config: Any) -> Score | None:
-    """Return what a config says of the outputs; None if it says nothing."""
-    return PROBLEMS.get(getattr(config, "problem_type", None))
+    """Return what a config says of the outputs; None if it says nothing. A single output is a regression there."""
+    return PROBLEMS.get(getattr(config, "problem_type", None)) or ("value" if config.num_labels == 1 else None)
 
 
 def class_names(config: Any) -> list[str]:
@@ -369,18 +370,6 @@ FAMILIES: dict[str, tuple[Callable[..., Mapped], tuple[tuple[float, ...], tuple[
     "hiera": (map_hiera, IMAGENET),
 }
 """Folder of a model in transformers → function that maps it; mean and deviation of its usual image processor."""
-
-_SQUASHED = ImageTransform(resize="squash", rounds=False)
-_CROPPED = ImageTransform(rounds=False)
-TRANSFORMS = {
-    **dict.fromkeys(("vit", "beit", "dinov3_vit"), replace(_SQUASHED, interpolation="bilinear")),
-    **dict.fromkeys(("swin", "siglip", "siglip2"), _SQUASHED),
-    **dict.fromkeys(("dinov2", "dinov2_with_registers", "hiera"), replace(_CROPPED, crop_pct=0.875)),
-    **dict.fromkeys(("convnext", "convnextv2", "resnet"), replace(_CROPPED, crop_pct=0.875)),
-    "deit": replace(_SQUASHED, crop_pct=0.875),
-    "clip": _CROPPED,
-}
-"""Folder of a model in transformers → what its usual image processor does with photos, at any size; most squash."""
 
 
 def _blocks(weights: Weights, table: Table) -> Weights:

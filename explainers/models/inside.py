@@ -19,17 +19,19 @@ from explainers.errors import InputError
 from explainers.models.heads import NoHead
 from explainers.models.mapping import (
     TOLERANCE,
+    Given,
     Inputs,
     Statistics,
     Unmapped,
     channels,
+    check_stated,
     compare_outputs,
     draw_probes,
     linear_part,
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import check_logits, take_logits
+from explainers.models.plain import check_logits, check_no_probabilities, take_logits
 from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
@@ -79,7 +81,10 @@ def read_inputs(part: Any, size: tuple[int, int] | None = None) -> Inputs:
         return inputs
     config = timm.data.resolve_model_data_config(part)
     own = getattr(getattr(part, "patch_embed", None), "img_size", None) or config["input_size"][1:]
-    return Inputs(size or tuple(own), config["mean"], config["std"], "those of its config")
+    size = size or tuple(own)
+    if not hasattr(part, "pretrained_cfg"):  # built by its class
+        return Inputs(size, None, None, "")
+    return Inputs(size, config["mean"], config["std"], "those of its config")
 
 
 def take_apart(
@@ -110,6 +115,9 @@ def take_apart(
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
     inputs = _read_normalisation(probes, seen, read_inputs(part, size), mean, std)
+    check_stated(model, mean=inputs.mean, std=inputs.std)
+    if score != "value":
+        check_no_probabilities(expected[:3], type(model).__name__)
     rest = Rest(own, part, inside.head, outputs, probes.shape[1:])
     target = _find_pooling(inside, rest, seen, expected)
     embeddings = target.embed(seen)
@@ -176,7 +184,7 @@ def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, mean: Stat
     if not torch.allclose(scale[:, None] * given + shift[:, None], found, rtol=1e-4, atol=1e-4):
         raise Unmapped("it sees other images than the module, which differ by more than a normalisation")
     if torch.allclose(seen, images):
-        return inputs.override(mean, std, (), len(scale))
+        return inputs.override(Given(mean, std), len(scale))
     taken = [torch.tensor(channels(*each, len(scale))).to(scale) for each in (("mean", mean or 0), ("std", std or 1))]
     means, stds = (taken[0] - shift * taken[1] / scale).round(decimals=6), (taken[1] / scale).round(decimals=6)
     if not ((means >= 0) & (means <= 1) & (stds > 0)).all():

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -35,6 +35,17 @@ Mapped = tuple[str, dict[str, Any], Weights]
 """Name of an architecture in timm, the arguments of its size, and the weights by timm's names."""
 
 
+class Given(NamedTuple):
+    """What a user states of the images and outputs of a model, see `as_target`."""
+
+    mean: Statistics = None
+    std: Statistics = None
+    size: tuple[int, int] | None = None
+    classes: Sequence[str] = ()
+    transform: ImageTransform | None = None
+    score: Score | None = None
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The images that a model of another library takes, and the names of its classes.
@@ -57,26 +68,18 @@ class Inputs:
     transform: ImageTransform | None = None
     score: Score | None = None
 
-    def override(
-        self,
-        mean: Statistics,
-        std: Statistics,
-        classes: Sequence[str],
-        count: int,
-        transform: ImageTransform | None = None,
-        score: Score | None = None,
-    ) -> "Inputs":
-        """Override what the user gives, mean and std of `count` channels; see `as_target`."""
-        given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
-        origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
+    def override(self, given: Given, count: int) -> "Inputs":
+        """Override what is given; mean and std are those of `count` channels."""
+        stated = [name for name in ("mean", "std") if getattr(given, name) is not None]
+        origin = {0: self.origin, 1: f"{' '.join(stated)} as given, else {self.origin}", 2: "as given"}[len(stated)]
         return replace(
             self,
-            mean=self.mean if mean is None else channels("mean", mean, count),
-            std=self.std if std is None else channels("std", std, count),
+            mean=self.mean if given.mean is None else channels("mean", given.mean, count),
+            std=self.std if given.std is None else channels("std", given.std, count),
             origin=origin,
-            classes=classes or self.classes,
-            transform=transform or self.transform,
-            score=score or self.score,
+            classes=given.classes or self.classes,
+            transform=given.transform or self.transform,
+            score=given.score or self.score,
         )
 
     def __str__(self) -> str:
@@ -137,7 +140,7 @@ def state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:
     """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
     given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
     stated, count = copy.copy(model), count_channels(model)
-    stated.pretrained_cfg = dict(model.pretrained_cfg) | {
+    stated.pretrained_cfg = dict(getattr(model, "pretrained_cfg", {"architecture": type(model).__name__})) | {
         name: tuple(channels(name, values, count)) for name, values in given.items()
     }
     return stated
@@ -280,3 +283,15 @@ def channels(name: str, given: Any, count: int) -> list[float]:
             f" {name}=0.5, and divide those of pixels to 255 by 255"
         )
     return [float(value) for value in values]
+
+
+def check_stated(model: nn.Module, **stated: Any) -> None:
+    """Raise an InputError for a setting of `as_target` that is None, where the model does not say it."""
+    missing = " and no ".join(key for key, value in stated.items() if value is None)
+    if missing:
+        *others, last = stated
+        raise InputError(
+            f"expected {', '.join(others)} and {last} of the images on which {type(model).__name__} was trained, got no"
+            f" {missing}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
+            " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
+        )

@@ -1,7 +1,6 @@
 """The model to explain: a classifier head H on a backbone G (TVE, Section 2), both from timm."""
 
 import copy
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -87,11 +86,11 @@ class TargetModel(nn.Module):
             A model without a head, such as DINOv2, only embeds.
         score: what the logits mean: `softmax` for one class of several, `sigmoid` for several classes at once, `value`
             for numbers, as of a regression. A linear head of a single logit is converted to two classes, see
-            `heads.split_single_logit`, unless it is a `value`. `None`: `softmax`; a line says that of a single logit.
+            `heads.split_single_logit`, unless it is a `value`. `None`: `softmax`.
 
     Raises:
-        InputError: if no head is given and the model has several, if `head` expects embeddings of another width, if its
-            file names another backbone, or gives probabilities, or if weights are not finite.
+        InputError: if no head is given and the model has several, if a single logit has no `score`, if `head` expects
+            embeddings of another width, if its file names another backbone, or if weights are not finite.
     """
 
     mean: Tensor
@@ -120,6 +119,8 @@ class TargetModel(nn.Module):
         elif not isinstance(head, nn.Module):
             head, fitted = load_head(head)
         model.reset_classifier(0)
+        if not hasattr(model, "pretrained_cfg"):  # built by its class
+            model.pretrained_cfg = {"architecture": type(model).__name__}
         # Convolutions are faster in this format, which LambdaNets, with weights of five dimensions, lack. The type is
         # Any because timm has none for what its models share
         flat = all(weight.dim() <= 4 for weight in model.parameters())
@@ -127,7 +128,12 @@ class TargetModel(nn.Module):
         self.head: Any = head
         self.score: Score = score or "softmax"
         if has_single_logit(head) and score != "value":
-            self._split_logit(score is None)
+            if score is None and not fitted:
+                raise InputError(
+                    f"score= is needed for the single logit of {type(model).__name__}: sigmoid if it is that of a class"
+                    " (1, against 0), value if it is the number of a regression"
+                )
+            self.head, self.score = split_single_logit(head), "softmax"
         self.classes: list[str] = names or list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
         mean, std = find_statistics(model)
@@ -138,17 +144,6 @@ class TargetModel(nn.Module):
         plain = {k: value for k, value in self.state_dict().items() if type(value) is Tensor and not value.is_meta}
         plain = {k: value for k, value in plain.items() if not k.endswith(LIMITS)}
         check_finite(plain, self.name)
-
-    def _split_logit(self, guessed: bool) -> None:
-        """Make two classes of a single logit, whose probability is its sigmoid; a line says so if that is a guess."""
-        self.head, self.score = split_single_logit(self.head), "softmax"
-        if guessed:
-            print(
-                f"score=sigmoid: the single logit of {self.name} is taken as that of class 1 against class 0; give"
-                " score=value for a regression",
-                file=sys.stderr,
-                flush=True,
-            )
 
     def _check_head(self, path: str | Path, fitted: Identity) -> None:
         """Raise an InputError for a head of another width, or that was fitted on another backbone than this one."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
-from explainers.models.mapping import Statistics, channels
+from explainers.models.mapping import Statistics, channels, check_stated
 from explainers.models.model import TargetModel, count_channels
 from explainers.models.names import list_names
 from explainers.models.scores import Score
@@ -155,15 +155,9 @@ def plain_target(
     >>> target(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape, target.embed_dim, target.grid.shape
     (torch.Size([2, 5]), 8, (8, 8))
     """
-    if mean is None or std is None or image_size is None:
-        stated = {"mean": mean, "std": std, "image_size": image_size}
-        missing = " and no ".join(key for key, value in stated.items() if value is None)
-        raise InputError(
-            f"expected mean, std and image_size of the images on which {type(model).__name__} was trained, got no"
-            f" {missing}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
-            " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
-        )
-    count = next((len(each) for each in (mean, std) if not isinstance(each, int | float)), count_channels(model))
+    check_stated(model, mean=mean, std=std, image_size=image_size)
+    assert image_size is not None  # for the type checker
+    count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count_channels(model))
     means, stds = channels("mean", mean, count), channels("std", std, count)
     size = read_size(image_size)
     patch_size = default_patch_size(size)
@@ -171,7 +165,7 @@ def plain_target(
     images = probe_images(own, (count, *size))
     probed = probe(own, images)
     if score != "value":
-        _check_no_probabilities(probed.logits, type(model).__name__)
+        check_no_probabilities(probed.logits, type(model).__name__)
     head = _take_head(own, probed, images)
     width = getattr(head, "in_features", probed.logits.shape[1])
     backbone = PlainBackbone(own, means, stds, size, patch_size, width, probed, transform)
@@ -355,7 +349,7 @@ def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
         )
 
 
-def _check_no_probabilities(logits: Tensor, name: str) -> None:
+def check_no_probabilities(logits: Tensor, name: str) -> None:
     """Raise an InputError for logits (3, K) with a graph that are the output of a softmax or sigmoid."""
     sums_to_1 = logits.shape[1] > 1 and torch.allclose(logits.sum(1), torch.ones(3).to(logits), atol=1e-4)
     if sums_to_1 and (logits >= 0).all():

@@ -1,7 +1,7 @@
 """Reads what transforms of torchvision and image processors of transformers do with photos."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from PIL import Image
@@ -11,6 +11,18 @@ from explainers.images.transform import ImageTransform, Resize
 
 WARPED = 384
 """Side from which on ConvNeXT's processor, which has a crop_pct and no crop, squashes photos."""
+
+SQUASHED = ImageTransform(resize="squash", rounds=False)
+CROPPED = ImageTransform(rounds=False)
+TRANSFORMS = {
+    **dict.fromkeys(("vit", "beit", "dinov3_vit"), replace(SQUASHED, interpolation="bilinear")),
+    **dict.fromkeys(("swin", "siglip", "siglip2"), SQUASHED),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers", "hiera"), replace(CROPPED, crop_pct=0.875)),
+    **dict.fromkeys(("convnext", "convnextv2", "resnet"), replace(CROPPED, crop_pct=0.875)),
+    "deit": replace(SQUASHED, crop_pct=0.875),
+    "clip": CROPPED,
+}
+"""Folder of a model in transformers → what its usual image processor does with photos, at any size; most squash."""
 
 
 @dataclass(frozen=True)

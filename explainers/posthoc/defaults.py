@@ -16,8 +16,12 @@ Purpose = Literal["classes", "texts", "likeness"]
 SIGNED_CAM = {"GradCAM": {"relu": False}}
 """Grad-CAM without the ReLU of its paper: refinement, texts and likeness need both signs."""
 
+COARSE = {"Occlusion": {"cells": 7}}
+"""Hides each of 7 × 7 cells: 50 passes. On 16 images and ViT-Tiny more faithful than 50 passes of KernelSHAP, on 12
+images and EfficientNet-Lite0 than 50 masks of RISE; level with `refine` without a prior, which needs a known head."""
+
 DEFAULT_METHODS: dict[Purpose, tuple[Any, ...]] = {
-    "classes": ("DecompX-SkipPLUS", SIGNED_CAM, {"RISE": {"masks": 500}}, "IntegratedGradients", "Occlusion"),
+    "classes": ("DecompX-SkipPLUS", SIGNED_CAM, COARSE),
     "texts": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM, "IntegratedGradients"),
     "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM),
 }

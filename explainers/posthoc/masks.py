@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from explainers import Details
 from explainers.errors import InputError, check_positive, check_range, checks_choices
@@ -98,24 +99,54 @@ class Occlusion(MaskMethod):
 
     Args:
         window: side of the hidden window, in patches; odd.
+        cells: hide each of `cells` × `cells` cells instead, at most as many as patches, and interpolate the differences
+            from the middles of cells to those of patches: a map of few passes. `None` for windows.
     """
 
     @checks_choices
     def __init__(
-        self, target: TargetModel, grid: PatchGrid, window: int = 1, removal: Removal = "zero", chunk_size: int = 256
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        window: int = 1,
+        cells: int | None = None,
+        removal: Removal = "zero",
+        chunk_size: int = 256,
     ) -> None:
         super().__init__(target, grid, removal, chunk_size)
         if window < 1 or window % 2 == 0:
             raise InputError(f"expected an odd window, which has a patch in its middle, got window={window}")
-        self.forward_passes = grid.num_patches + 1
-        self.register_buffer("near", neighbourhoods(grid, window // 2), persistent=False)
+        if cells is None:
+            near = neighbourhoods(grid, window // 2)
+        else:
+            check_positive(cells=cells)
+            near = divide_grid(grid.shape, cells)
+        self.cells = cells
+        self.forward_passes = len(near) + 1
+        self.register_buffer("near", near, persistent=False)
         self.near: Tensor
 
     def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
         near = self.near.to(normalised.device)
         keep = torch.cat([torch.ones_like(near[:1]), ~near]).expand(len(normalised), -1, -1)  # (B, 1 + N, N)
         scores = self.score_masks(normalised, classes, keep)
-        return scores[:, :1] - scores[:, 1:]
+        drops = scores[:, :1] - scores[:, 1:]
+        if self.cells is None:
+            return drops
+        rows = min(self.cells, self.grid.shape[0])
+        coarse = drops.unflatten(1, (rows, -1))[:, None]
+        return F.interpolate(coarse, size=self.grid.shape, mode="bilinear", align_corners=False).flatten(1)
+
+
+def divide_grid(shape: tuple[int, int], cells: int) -> Tensor:
+    """Divide the patches of a grid of rows × columns into `cells` × `cells` cells, or fewer: boolean (cells², N).
+
+    >>> divide_grid((2, 4), 2).int().tolist()
+    [[1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1]]
+    """
+    rows, columns = (torch.arange(size) * min(cells, size) // size for size in shape)
+    number = rows[:, None] * min(cells, shape[1]) + columns
+    return number.flatten() == torch.arange(int(number.max()) + 1)[:, None]
 
 
 class RandomMasks:

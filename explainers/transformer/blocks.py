@@ -49,6 +49,8 @@ def _find_known_blocks(backbone: Any) -> list[nn.Module]:
     stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
     known = isinstance(backbone, VisionTransformer | VisionTransformerRelPos | NaFlexVit | Eva | Beit | SwinTransformer)
+    passes = [getattr(type(backbone), name, None) for name in ("forward_features", "forward_head")]
+    known &= all(each.__module__.startswith("timm.") for each in passes if each)  # a subclass may pool otherwise
     return blocks if known and all(_is_known(block) for block in blocks) else []
 
 

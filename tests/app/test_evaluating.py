@@ -85,10 +85,11 @@ def test_functions_names_and_explainers_are_measured_beside_chance_and_print_as_
 @pytest.mark.parametrize("score", ["sigmoid", "value"])
 def test_curves_are_those_of_the_score(score, images, grid):
     target = TargetModel(timm_model(num_classes=1 if score == "value" else 3), score=score).eval()
-    x = images[:1].permute(0, 2, 3, 1).numpy()
-    result = explainers.evaluate(target, {"edges": edges}, x, levels=3, curves=["deletion", "insertion"])
-    normalised, chosen = target.normalise(images[:1]), target(images[:1]).argmax(-1)
-    order = importance_order(edges(images[:1], chosen).flatten(1), torch.tensor([0]))
+    photo = Image.fromarray(images[0].permute(1, 2, 0).numpy())
+    result = explainers.evaluate(target, {"edges": edges}, photo, levels=3, curves=["deletion", "insertion"])
+    seen = target.transform(photo)[None]
+    normalised, chosen = target.normalise(seen), target(seen).argmax(-1)
+    order = importance_order(edges(seen, chosen).flatten(1), torch.tensor([0]))
     hidden = select_most_important(order, 3)
     with torch.no_grad():
         kept = masked_scores(target, normalised, chosen, torch.cat([~hidden, hidden], 1), grid)[0]

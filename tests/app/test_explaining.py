@@ -19,6 +19,7 @@ from explainers.app import choosing
 from explainers.app.choosing import choose_batch_size
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.masking import mask_pixels
 from explainers.models import TargetModel, as_target
 from explainers.models.names import class_names
@@ -29,7 +30,7 @@ from explainers.tve import TVE
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 32, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
-SQUARE = torch.from_numpy(PIXELS[4:36].transpose(2, 0, 1).copy())[None]
+SQUARE = ImageTransform((32, 32), crop_pct=0.9)(IMAGE)[None]  # as timm's config of the tiny ViT says
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +154,7 @@ def test_the_model_and_the_image_stay_as_they_are():
     assert equal(state(model), before) and image == IMAGE
 
 
-@pytest.mark.parametrize(("model", "label"), [("test_vit", "DecompX-SkipPLUS"), (None, "RISE(masks=500)")])
+@pytest.mark.parametrize(("model", "label"), [("test_vit", "DecompX-SkipPLUS"), (None, "Occlusion(cells=7)")])
 def test_auto_takes_what_the_model_has_and_says_so_once(model, label, capsys):
     target = planted(0, 0) if model is None else timm_model(model, as_target=True)
     made = [Session(target) for _ in range(2)]
@@ -162,7 +163,7 @@ def test_auto_takes_what_the_model_has_and_says_so_once(model, label, capsys):
     assert line.startswith(f"{target.name}: explained by {label}")
     why = "because no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
     lacking = "; GradCAM needs a model with layers of tokens or of square feature maps"
-    assert line.endswith(why + (lacking if model is None else ""))
+    assert line.endswith(why + (lacking + choosing.INSIDE if model is None else ""))
 
 
 def ship(anyhead, folder):
@@ -436,11 +437,11 @@ def test_without_a_class_the_most_probable_other_one_is_explained(target):
 def test_masks_explain_the_difference_of_two_scores(target):
     found = explainers.explain(IMAGE, target, method="Occlusion", classes=1, against=4).heatmap
     normalised, grid = target.normalise(SQUARE), target.grid
-    whole = target.probabilities(normalised)[0]
+    whole = target.score_images(normalised)[0]
     for patch in (0, grid.num_patches - 1):
         keep = torch.ones(1, grid.num_patches, dtype=torch.bool)
         keep[0, patch] = False
-        hidden = target.probabilities(mask_pixels(normalised, keep, grid))[0]
+        hidden = target.score_images(mask_pixels(normalised, keep, grid))[0]
         torch.testing.assert_close(found.flatten()[patch], (whole[1] - whole[4]) - (hidden[1] - hidden[4]))
 
 

@@ -28,6 +28,7 @@ from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import NoHead
+from explainers.models.mapping import Given
 from explainers.models.torchvision_models import find_inputs
 from explainers.posthoc.soft_masks import patch_means
 
@@ -41,6 +42,7 @@ def outputs_of(target, images):
 
 
 @torch.no_grad()
+@pytest.mark.situation(7)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_converted_model_gives_the_outputs_of_the_original(name, images):
     original, target = converted(name)
@@ -152,11 +154,11 @@ def test_the_score_is_that_of_the_config_unless_another_is_given(problem, labels
 
 
 @pytest.mark.situation(14)
-def test_a_single_logit_of_unknown_meaning_is_converted_and_asked_about(capsys):
+def test_a_single_output_of_transformers_is_a_regression_as_there(capsys):
     model = ViTForImageClassification(ViTConfig(**SIZE, num_labels=1))
     target, said = as_target(model), capsys.readouterr().err
-    assert "is computed in timm's architecture" in said and "give score=value for a regression" in said
-    assert target.num_classes == 2
+    assert "is computed in timm's architecture" in said
+    assert target.score == "value" and target.num_classes == 1
 
 
 def test_classes_have_the_names_of_the_model():
@@ -171,7 +173,7 @@ def test_classes_have_the_names_of_the_model():
 
 def test_weights_of_torchvision_state_normalisation_size_and_classes():
     model = converted("torchvision ResNet")[0].model
-    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(0.5, None, (), 3)
+    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(Given(0.5), 3)
     assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.size == (224, 224)
     origin = "mean as given, else those of ResNet18_Weight"
     photos = "photos cropped to 224 x 224, the middle 88 % (bilinear)"

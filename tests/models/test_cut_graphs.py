@@ -82,7 +82,7 @@ def test_a_quantised_head_is_named(method):
 def test_auto_takes_masks_for_quantised_models_and_says_why(capsys):
     choosing.print_once.cache_clear()
     target = as_target(quantised(None))
-    assert choosing.choose(target)[1] == "RISE(masks=500)"
+    assert choosing.choose(target)[1] == "Occlusion(cells=7)"
     assert capsys.readouterr().err.endswith("; GradCAM needs a model whose layers all have gradients\n")
 
 

@@ -159,7 +159,7 @@ def test_a_layer_that_the_module_needs_elsewhere_stays_in_it(images):
 )
 def test_a_single_logit_becomes_two(last, images):
     model = sequential(*last).eval()
-    target = plain_target(model, 0, 1, 32)
+    target = plain_target(model, 0, 1, 32, score="sigmoid")
     with torch.no_grad():
         expected = model(images / 255).sigmoid()
         torch.testing.assert_close(target(images).softmax(-1), torch.cat([1 - expected, expected], 1))

@@ -130,7 +130,7 @@ def test_a_head_of_another_program_is_accepted(make_model, tmp_path):
     assert TargetModel(make_model(), head=tmp_path / "head.safetensors").classes == []
     save_file({"kernel": torch.zeros(3, 24)}, tmp_path / "head.safetensors")
     with pytest.raises(InputError, match="expected weight and bias of a linear head in .*, got kernel"):
-        TargetModel(make_model(), head=tmp_path / "head.safetensors")
+        TargetModel(make_model(), tmp_path / "head.safetensors", "sigmoid")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_an_encoder_without_a_classifier_is_refused():
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "test_resnet"])
 def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, images, name):
     model = make_model(name, num_classes=1)
-    target, labels = TargetModel(model), torch.tensor([0, 1, 1, 0, 1])
+    target, labels = TargetModel(model, score="sigmoid"), torch.tensor([0, 1, 1, 0, 1])
     with torch.no_grad():
         z = model(normalised_by_hand(model, images))[:, 0]
     sigmoid = 1 / (1 + torch.exp(-z))
@@ -255,17 +255,13 @@ def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, 
     torch.testing.assert_close(nn.functional.cross_entropy(target(images), labels), binary)
 
 
-def test_a_guessed_sigmoid_is_said_and_a_stated_one_is_not(make_model, capsys):
-    TargetModel(make_model(num_classes=1))
-    said = capsys.readouterr().err
-    assert (
-        said.startswith("score=sigmoid: the single logit of vit_tiny_patch16_224 is taken as") and said.count("\n") == 1
-    )
-    assert "give score=value for a regression" in said
+def test_what_a_single_logit_means_is_asked(make_model):
+    with pytest.raises(
+        InputError, match="^score= is needed for the single logit .*: sigmoid if .*, value if .* regression"
+    ):
+        TargetModel(make_model(num_classes=1))
     for score in ("sigmoid", "value", "softmax"):
         TargetModel(make_model(num_classes=1), score=score)
-    TargetModel(make_model())
-    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
@@ -276,7 +272,7 @@ def test_a_value_stays_one_output(make_model, images, name):
         expected = model(normalised_by_hand(model, images))
     assert target.num_classes == 1 and class_names(target) == ["value"]
     torch.testing.assert_close(target.score_images(target.normalise(images)), expected)
-    assert target.identity() != TargetModel(model).identity()
+    assert target.identity() != TargetModel(model, score="sigmoid").identity()
 
 
 @pytest.mark.parametrize("last", [nn.Softmax(-1), nn.Sigmoid()])
@@ -288,8 +284,8 @@ def test_a_head_that_gives_probabilities_is_refused(make_model, last):
 
 
 @pytest.mark.parametrize("method", ["InputXGradient", "DecompX-SkipPLUS"])
-def test_the_classes_of_a_single_logit_have_heatmaps_of_opposite_signs(make_target, images, grid, method):
-    explainer = posthoc.build(method, make_target(num_classes=1), grid)
+def test_the_classes_of_a_single_logit_have_heatmaps_of_opposite_signs(make_model, images, grid, method):
+    explainer = posthoc.build(method, TargetModel(make_model(num_classes=1), score="sigmoid").eval(), grid)
     negative, positive = (explainer(images, torch.full((5,), label)) for label in (0, 1))
     assert positive.std() > 1e-3
     torch.testing.assert_close(negative, -positive)
@@ -297,7 +293,7 @@ def test_the_classes_of_a_single_logit_have_heatmaps_of_opposite_signs(make_targ
 
 def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make_model, images, tmp_path):
     save_file({"weight": torch.ones(1, 24), "bias": torch.tensor([0.5])}, tmp_path / "head.safetensors")
-    target = TargetModel(make_model(), head=tmp_path / "head.safetensors")
+    target = TargetModel(make_model(), tmp_path / "head.safetensors", "sigmoid")
     with pytest.warns(UserWarning, match="the order is taken as negative, positive"):
         assert match_classes(["negative", "positive"], target) == [0, 1]
     embeddings = target.embed(target.normalise(images))
@@ -401,3 +397,26 @@ def test_any_grid_fits_a_model_without_patches_of_its_own(make_model, name):
     target.check_grid(PatchGrid(32, 16, differs=True))
     if "vit" not in name:
         target.check_grid(PatchGrid(32, 16))
+
+
+class MeanOfPatches(timm.models.VisionTransformer):
+    """A ViT that pools in its features, as that of MAE."""
+
+    def forward_features(self, images, **_):
+        return super().forward_features(images)[:, 1:].mean(1)
+
+    def forward_head(self, features, pre_logits=False):
+        return features if pre_logits else self.head(features)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("build", [timm.models.VisionTransformer, MeanOfPatches])
+def test_a_model_that_its_class_built_states_no_mean(build, images):
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+    model = build(**sizes).eval()
+    for held in (model, nn.Sequential(model, nn.ReLU())):
+        with pytest.raises(InputError, match=r"^expected mean and std of the images on which \w+ was trained, got"):
+            as_target(held)
+        target = as_target(held, mean=0.4, std=0.2)
+        torch.testing.assert_close(target(images), held(target.normalise(images)), rtol=1e-4, atol=1e-5)
+        assert ("DecompX" in posthoc.methods_for(target)) is (build is not MeanOfPatches)

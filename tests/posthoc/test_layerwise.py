@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 from toys import assert_same
 
+from explainers.models import TargetModel
 from explainers.posthoc.attention import AttentionGradient, GenAtt, RawAttention
 from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, LayerCAM, XGradCAM, XGradCAMPlus
 from explainers.posthoc.gradients import AttIxG, FullGrad, InputXGradient, TokenGradient
@@ -108,9 +109,9 @@ def test_the_functional_of_the_log_odds_is_a_row_minus_the_mean_of_its_alternati
             torch.testing.assert_close(found[i] / output_scale, weight[label] - mean, rtol=1e-4, atol=1e-5)
 
 
-def test_the_log_odds_of_a_single_logit_are_the_logit(make_target):
+def test_the_log_odds_of_a_single_logit_are_the_logit(make_model):
     """Its head has the two logits ∓ z / 2."""
-    target, embeddings = make_target(num_classes=1), torch.randn(2, 24)
+    target, embeddings = TargetModel(make_model(num_classes=1), score="sigmoid").eval(), torch.randn(2, 24)
     of_half = class_functionals(target, embeddings, torch.tensor([1, 0]))
     assert of_half.abs().max() > 0
     torch.testing.assert_close(class_functionals(target, embeddings, torch.tensor([1, 0]), "log_odds"), 2 * of_half)

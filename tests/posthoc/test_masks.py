@@ -8,6 +8,7 @@ import references_masks as slow
 import torch
 from test_pixel_gradients import CLASSES, MODELS, close, only_one_patch
 
+from explainers.masking import PatchGrid
 from explainers.posthoc.lime import LIME
 from explainers.posthoc.masks import RISE, Occlusion, RandomMasks, ScoreCAM
 from explainers.posthoc.soft_masks import score_soft_masks, unit_range, upsample
@@ -42,6 +43,32 @@ def test_occlusion_is_the_reference(target, grid, images, window):
 
 
 @torch.no_grad()
+@torch.no_grad()
+def test_coarse_occlusion_hides_cells_and_interpolates_between_their_middles(target, images):
+    grid = PatchGrid(32, 4, differs=True)
+    method = Occlusion(target, grid, cells=4)
+    assert method.forward_passes == 17
+    found = method(images[:1], CLASSES[:1])[0]
+    normalised = target.normalise(images[:1])
+    whole = target.classify(target.embed(normalised)).softmax(-1)[0, CLASSES[0]]
+    drops = torch.zeros(4, 4)
+    for row in range(4):
+        for column in range(4):
+            hidden = normalised.clone()
+            hidden[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 0
+            drops[row, column] = whole - target.classify(target.embed(hidden)).softmax(-1)[0, CLASSES[0]]
+    near, share = (
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        [(0, 1), (1, 0.25), (0, 0.25), (2, 0.25), (1, 0.25), (3, 0.25), (2, 0.25), (3, 0)],
+    )
+    along = torch.zeros(8, 4)
+    for patch, (cell, (other, weight)) in enumerate(zip(near, share, strict=True)):
+        along[patch, other] += weight
+        along[patch, cell] += 1 - weight
+    torch.testing.assert_close(found, along @ drops @ along.T, rtol=1e-4, atol=1e-6)
+    assert Occlusion(target, grid, cells=9).forward_passes == 65  # at most as many cells as patches
+
+
 def test_occlusion_is_captums(target, grid, images):
     normalised = target.normalise(images)
     theirs = captum.attr.Occlusion(target.score_images).attribute(

@@ -105,11 +105,14 @@ def test_a_target_is_built_and_its_blocks_are_read(add_files, compose):
     assert run("target")["logits"].shape == (2, 2)
 
 
-def test_any_module_is_explained_and_viewed_by_captum():
+def test_any_model_is_explained_and_viewed_by_captum():
     names = run("any_model")
-    assert names["heatmaps"].shape == (2, 8, 8) and names["heatmaps"].isfinite().all()
-    assert {"GradCAM", "DeepLift", "RISE"} <= set(names["methods"]) and names["target"].classes == ["cat", "dog"]
-    assert names["pixels"].shape == (2, 3, 32, 32)
+    assert names["heatmaps"].shape == (2, 10, 10) and names["heatmaps"].isfinite().all()
+    assert {"DecompX", "AttnLRP", "RISE"} <= set(names["methods"]) and names["target"].classes == ["cat", "dog"]
+    assert names["field"].heatmap.shape == (10, 10) and names["field"].image.shape == (3, 160, 160)
+    assert names["pixels"].shape == (2, 3, 160, 160) and names["region"].score == "value"
+    found, none = ({"boxes": names["box"][:count], "scores": torch.tensor([0.5])[:count]} for count in (1, 0))
+    assert names["read_score"]([found, none]).tolist() == [0.5, 0]
 
 
 def test_an_explanation_is_refined(monkeypatch):

@@ -174,7 +174,7 @@ def fake_target(classes=(), count=3, of=3):
         score="softmax",
         classes=list(classes),
         num_classes=count,
-        backbone=SimpleNamespace(num_classes=of),
+        backbone=SimpleNamespace(num_classes=of, pretrained_cfg={}),
     )
 
 
