@@ -178,10 +178,10 @@ def measure_sizes(data: Path, count: int) -> list[dict[str, str]]:
             for photo, label, truth in images:
                 session = sessions[-1 if photo.height > photo.width else 0]
                 if whole:
-                    session.transform = replace(session.transform, resize="squash")
+                    session.transform = replace(session.transform, resize="squash", crop_pct=1.0)
                 (found,) = session.explain(photo, label)
                 left, top, right, bottom = found.box or (0.0, 0.0, *photo.size)
-                crop = truth[round(top) : round(bottom), round(left) : round(right)]
+                crop = truth[max(round(top), 0) : round(bottom), max(round(left), 0) : round(right)]
                 on_photo = place(found.heatmap, (left, top, right, bottom), (photo.height, photo.width))
                 in_square = place(found.heatmap, (0, 0, *crop.shape[::-1]), (crop.shape[0], crop.shape[1]))
                 for key, heatmap, pixels in (("square", in_square, crop), ("photo", on_photo, truth)):
