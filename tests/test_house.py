@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = [path for path in (ROOT / "explainers").rglob("*.py") if "running" not in path.parts]
+SITUATION = re.compile(r"mark\.situation\((\d+)\)")
 CODE = [path for folder in ("explainers", "datamodules", "callbacks") for path in (ROOT / folder).rglob("*.py")]
 
 
@@ -71,3 +72,9 @@ def test_the_table_has_a_line_for_everything_that_is_counted():
 @pytest.mark.parametrize("what", COUNTS)
 def test_the_house_keeps_to_its_budget(what):
     assert COUNTS[what]() <= budgets()[what]
+
+
+def test_every_situation_from_public_reports_has_a_test():
+    """Reports of people who explain models, numbered 1 to 44: each has a test with the right value."""
+    found = {int(number) for path in ROOT.glob("tests/**/*.py") for number in SITUATION.findall(path.read_text())}
+    assert found == {*range(1, 45)}

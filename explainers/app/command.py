@@ -283,12 +283,16 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         help="a folder, or a file for one picture (default: explained)",
     )
     _add_patches(add)
+    _add_files(add)
+    _add_batch_size(add)
+    add.set_defaults(module="explainers.app.explain_command", run="explain")
+
+
+def _add_files(add: Parser) -> None:
     add.add_argument(
         "--json", action="store_true", help="print a JSON object for each picture, and write manifest.json"
     )
     add.add_argument("--npy", action="store_true", help="write heatmaps beside pictures, as .npy, and manifest.json")
-    _add_batch_size(add)
-    add.set_defaults(module="explainers.app.explain_command", run="explain")
 
 
 def _add_nearest(commands: Any, parents: list[Parser]) -> None:

@@ -16,6 +16,7 @@ from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.evaluation.result import CURVES, EvaluationResult, list_columns
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.curves import Curve
+from explainers.models.names import find_image_classes
 from explainers.posthoc import build
 from explainers.posthoc.defaults import COMPARED_METHODS
 
@@ -94,7 +95,7 @@ def measure_photos(
     """Measure chance and explainers of a session's model, see `measure`; an interruption has a note how far it came."""
     chance: Explainer = build("Chance", session.target, settings.grid)
     explainers = {"Chance": chance, **explainers}
-    chosen = session.class_indices(classes, len(photos))
+    chosen = find_image_classes(classes, session.names, len(photos))
     passes = sum(map(estimate_passes, explainers.values())) + len(explainers) * 2 * (settings.levels - 2)
     names: list[str] = []
 

@@ -176,7 +176,7 @@ class Explanation:
         The ending of the path, such as `.png`, chooses the format; in a folder, the file is named after the image, the
         method and the class.
         """
-        name = picture_name(self.name, self.method, self.explained.name)
+        name = picture_name(self.name, self.method, f"{self.explained.name}{summarise(self._others, self.kind)}")
         return save_picture(lambda: self.picture(**drawing), path, name, [self.file])
 
     def __repr__(self) -> str:

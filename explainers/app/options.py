@@ -17,7 +17,7 @@ from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel, as_target
 from explainers.models.fetching import timm_model
-from explainers.models.names import class_index, list_names, read_names
+from explainers.models.names import class_index, find_other_classes, list_names, read_names
 from explainers.models.removal import check_removal
 from explainers.posthoc import method_names
 from explainers.posthoc.defaults import Purpose
@@ -42,7 +42,8 @@ def start_sessions(options: Namespace) -> list[Session]:
         first.text_head.embed([*options.texts, *(options.against or ())])
     elif not options.similar_to:
         chosen = [find_class(first, wanted) for wanted in options.classes or ()]
-        first.parse_against([find_class(first, other, "--against") for other in options.against or ()], chosen)
+        others = [find_class(first, other, "--against") for other in options.against or ()]
+        find_other_classes(others, chosen, first.names)
     sessions = [first, *(first.with_method(method, purpose) for method in methods[1:])]
     if options.passes:
         set_passes(sessions, options.passes)

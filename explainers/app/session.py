@@ -23,7 +23,7 @@ from explainers.images.bands import PixelFormat
 from explainers.images.decoding import White
 from explainers.masking import ImageSize
 from explainers.models.heads import NoHead
-from explainers.models.names import class_index, class_names
+from explainers.models.names import class_index, class_names, find_image_classes, find_other_classes
 from explainers.models.outputs import TargetFunction
 from explainers.models.scores import Score
 from explainers.posthoc.defaults import Purpose
@@ -233,31 +233,6 @@ class Session:
         """Find a class by its name or index; an InputError names similar ones."""
         return class_index(wanted, self.names)
 
-    def class_indices(self, classes: Classes, count: int) -> list[int | None]:
-        """The class to explain in each of `count` images; `None` for the predicted one."""
-        if isinstance(classes, Tensor | np.ndarray | np.generic):
-            classes = classes.tolist()
-        if classes is None:
-            return [None] * count
-        if isinstance(classes, str) or not isinstance(classes, Sequence):
-            return [self.class_index(classes)] * count
-        if len(classes) != count:
-            raise InputError(
-                f"classes= needs one class, or one for each of {count} images, got {len(classes)}: for several classes"
-                " of an image, take explanation.of(...)"
-            )
-        return [self.class_index(each) for each in classes]
-
-    def parse_against(self, against: Against, chosen: Sequence[int | None]) -> list[int]:
-        """Find the classes from which the `chosen` ones are told apart; an InputError if one of them is chosen."""
-        listed = [against] if isinstance(against, int | str) else against or ()
-        others = [self.class_index(each) for each in listed]
-        for other in set(others) & set(chosen):
-            raise InputError(f"against={self.names[other]!r}: expected another class than the explained one: name one")
-        if len(set(others)) == len(self.names):
-            raise InputError(f"against= names all {len(self.names)} classes: leave out the one to explain")
-        return others
-
     def explain(
         self,
         images: Images,
@@ -290,10 +265,10 @@ class Session:
             raise InputError("classes= and text= exclude each other: leave out one of them")
         texts = None if text is None else list(dict.fromkeys(validate_texts(text)))
         photos = list_photos(images)
-        chosen = self.class_indices(classes, len(photos))
+        chosen = find_image_classes(classes, self.names, len(photos))
         others: Sequence[Any] = ()
         if texts is None:
-            others = self.parse_against(against, chosen)
+            others = find_other_classes(against, chosen, self.names)
         elif against is not None:
             others = validate_texts(against)  # type: ignore[arg-type]  # it checks them
         for batch, pixels, numbers in self.batches(photos):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import read_size
-from explainers.models.heads import DistilledHead
+from explainers.models.heads import DistilledHead, TextProjection
 from explainers.models.huggingface_stages import map_convnext, map_hiera, map_resnet
 from explainers.models.mapping import (
     Inputs,
@@ -139,11 +139,8 @@ def _head(model: Any) -> nn.Module | None:
     """Return the layer from embeddings to outputs; None for a model that embeds."""
     if hasattr(model, "distillation_classifier"):
         return DistilledHead(model.cls_classifier, model.distillation_classifier)
-    if hasattr(model, "visual_projection"):  # with a bias of zeros, as in timm's CLIP
-        layer = model.visual_projection
-        head = nn.Linear(layer.in_features, layer.out_features)
-        head.load_state_dict({"weight": layer.weight.detach(), "bias": torch.zeros(layer.out_features)})
-        return head
+    if hasattr(model, "visual_projection"):
+        return TextProjection(model.visual_projection.weight.detach())
     return linear_part(model.classifier) if hasattr(model, "classifier") else None
 
 

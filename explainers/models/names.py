@@ -169,3 +169,30 @@ def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str 
     close = as_words or list(dict.fromkeys([*difflib.get_close_matches(plain, by_name, 3), *containing]))
     hint = f"did you mean {', '.join(names[by_name[name]] for name in close[:5])}?" if close else "name it by its index"
     raise InputError(f"expected {setting} among the {len(names)} classes of the model, got {wanted}: {hint}")
+
+
+def find_image_classes(classes: Any, names: Sequence[str], count: int) -> list[int | None]:
+    """Find the class of each of `count` images, of which one is given for all, or one for each; `None` as it is."""
+    if hasattr(classes, "tolist"):  # a tensor or an array
+        classes = classes.tolist()
+    if classes is None:
+        return [None] * count
+    if isinstance(classes, str) or not isinstance(classes, Sequence):
+        return [class_index(classes, names)] * count
+    if len(classes) != count:
+        raise InputError(
+            f"classes= needs one class, or one for each of {count} images, got {len(classes)}: for several classes"
+            " of an image, take explanation.of(...)"
+        )
+    return [class_index(each, names) for each in classes]
+
+
+def find_other_classes(against: Any, chosen: Sequence[int | None], names: Sequence[str]) -> list[int]:
+    """Find the classes from which the `chosen` ones are told apart; an InputError if one of them is chosen, too."""
+    listed = against if isinstance(against, Sequence) and not isinstance(against, str) else [against]
+    others = [] if against is None else [class_index(each, names) for each in listed]
+    for other in set(others) & set(chosen):
+        raise InputError(f"against={names[other]!r}: expected another class than the explained one: name one")
+    if others and len(set(others)) == len(names):
+        raise InputError(f"against= names all {len(names)} classes: leave out the one to explain")
+    return others

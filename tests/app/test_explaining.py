@@ -22,7 +22,7 @@ from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import mask_pixels
 from explainers.models import TargetModel, as_target
-from explainers.models.names import class_names
+from explainers.models.names import class_names, find_image_classes
 from explainers.models.plain import plain_target
 from explainers.report.overlays import draw_annotated
 from explainers.share import catalogue
@@ -310,7 +310,7 @@ def test_classes_are_named_as_they_come_out_of_a_loader(target, classes):
 @pytest.mark.parametrize("wrong", [-1, np.int64(-1), torch.tensor(5), True, torch.tensor([1, 2]), 1.0])
 def test_what_is_no_class_is_refused(target, wrong):
     with pytest.raises(InputError, match="^expected classes (from 0 to 4|as names or indices)"):
-        Session(target, "Chance").class_indices([wrong], 1)
+        find_image_classes([wrong], target.num_classes * ["class"], 1)
 
 
 def test_an_explainer_of_another_model_is_refused(anyhead):

@@ -123,5 +123,5 @@ def test_visitors_who_leave_end_their_computations(target):
     start = time.perf_counter()
     anyio.run(visit)
     assert time.perf_counter() - start < 3  # all of them would take 20 seconds
-    assert "colours" in answers["short"] and answers["short"]["at"] < start + 1
-    assert not any("colours" in answers[number] for number in range(20))
+    assert "tiles" in answers["short"] and answers["short"]["at"] < start + 1
+    assert not any("tiles" in answers[number] for number in range(20))

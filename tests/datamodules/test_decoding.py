@@ -30,6 +30,7 @@ def noise(width, height, seed=0):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+@pytest.mark.situation(42)
 def test_an_image_of_four_inks_becomes_rgb(tmp_path):
     noise(16, 16).convert("CMYK").save(tmp_path / "0.tif")
     assert np.array_equal(np.array(read_image(tmp_path / "0.tif")), np.array(noise(16, 16)))

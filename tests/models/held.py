@@ -23,7 +23,7 @@ from torch import nn
 from explainers import posthoc
 from explainers.app.choosing import choose, print_once
 from explainers.models import as_target
-from explainers.models.heads import NoHead
+from explainers.models.heads import NoHead, TextProjection
 
 
 def vit(**settings):
@@ -181,7 +181,7 @@ def describe(name):
     settings = {"mean": [0.5] * channels, "std": [0.5] * channels, "image_size": 32} if name in UNKNOWN else {}
     with contextlib.redirect_stderr(said):
         target = as_target(model, **settings)
-        _, auto = choose(target, purpose="likeness" if isinstance(target.head, NoHead) else "classes")
+        _, auto = choose(target, purpose="likeness" if isinstance(target.head, NoHead | TextProjection) else "classes")
     text = said.getvalue()
     differences = [float(found) for found in re.findall(r"differ by at most ([\d.e-]+)", text)]
     return Row(shorten(text), max(differences, default=0.0), len(posthoc.methods_for(target)), auto)

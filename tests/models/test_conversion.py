@@ -27,7 +27,7 @@ from explainers.anyhead.network import AnyHeadNetwork
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
-from explainers.models.heads import NoHead
+from explainers.models.heads import NoHead, TextProjection
 from explainers.models.mapping import Given
 from explainers.models.torchvision_models import find_inputs
 from explainers.posthoc.soft_masks import patch_means
@@ -75,10 +75,11 @@ def test_an_attribution_of_the_target_is_the_gradient_of_the_original(name, imag
     images = images[:2]
     pixels = original.normalise(images).requires_grad_()
     outputs = original.outputs(pixels)
-    if isinstance(target.head, NoHead):
-        functionals = torch.randn(2, target.embed_dim)
+    if isinstance(target.head, NoHead | TextProjection):
+        weights = torch.randn(2, outputs.shape[1])
+        functionals = weights if isinstance(target.head, NoHead) else weights @ target.head.weight.detach()
         found = posthoc.Saliency(target, PatchGrid(32, 8, differs=True)).explain(images, functionals)
-        explained = (outputs * functionals).sum()
+        explained = (outputs * weights).sum()
     else:
         classes = torch.tensor([3, 0])
         found = posthoc.Saliency(target, PatchGrid(32, 8, differs=True))(images, classes)

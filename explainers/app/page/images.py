@@ -23,7 +23,7 @@ from explainers.images.bands import see_pixels
 from explainers.likeness import Likeness, likeness
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
-from explainers.models.names import class_index
+from explainers.models.names import class_index, find_other_classes
 from explainers.models.removal import masked_outputs
 from explainers.report.overlays import fit_photo, scale_box
 from explainers.text.encoders import validate_texts
@@ -121,7 +121,7 @@ class OpenedImage:
                 raise InputError(f"expected texts of at most {LONGEST_TEXT} characters, got {longest}: shorten them")
             return Index(texts[0], tuple(texts[1:]))
         chosen = class_index(index, self.session.names)
-        return Index(chosen, tuple(self.session.parse_against(against, [chosen])))
+        return Index(chosen, tuple(find_other_classes(against, [chosen], self.session.names)))
 
     def title(self, wanted: int | str) -> str:
         """The name of a class; a text as it is."""
