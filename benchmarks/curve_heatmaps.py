@@ -42,12 +42,12 @@ class Batch:
     kept: dict[str, Any] = field(default_factory=dict)  # explainer → heatmaps that do not depend on the removal
 
     def on_grid(self, scores: Tensor) -> Tensor:
-        """Bring scores (B, N) to the grid: (B, P, P)."""
+        """Bring scores (B, N) to the grid: (B, rows, columns)."""
         return scores.unflatten(-1, self.grid.shape)
 
 
 Heatmaps = dict[int, Tensor]
-"""Number of passes → heatmaps, (B, P, P)."""
+"""Number of passes → heatmaps, (B, rows, columns)."""
 
 
 def refine_heatmaps(prior: Any, batch: Batch, fit: Any = "ranking", seed: int = 0) -> tuple[Heatmaps, Refinement]:

@@ -66,7 +66,7 @@ class Case:
 
     target: TargetModel
     grid: PatchGrid
-    heatmaps: Tensor  # (B, P, P)
+    heatmaps: Tensor  # (B, rows, columns)
     classes: Tensor  # (B,)
     chunk_size: int  # maximum number of masked images in memory
 

@@ -50,7 +50,7 @@ def meta_attribution(embed, image, side, hops):
 
 
 def attribution(predict, image, label, side, hops):
-    """φ of every patch of one normalised image, (P, P): log f(N(z); y) − log f(Z \\ N(z); y) (TVE, Equation 4)."""
+    """φ of every patch of one normalised image, (rows, columns): log f(N(z); y) − log f(Z \\ N(z); y) (TVE, Eq. 4)."""
     everything = set(range(math.prod(both(side))))
     heatmap = torch.zeros(both(side))
     for patch in everything:
@@ -80,7 +80,7 @@ def tve_loss(predicted, wanted, patches):
 
 
 def pooled(heatmap, size):
-    """Every patch replaced by the mean of the `size` × `size` patches around it that exist, (P, P)."""
+    """Every patch replaced by the mean of the `size` × `size` patches around it that exist, (rows, columns)."""
     side, reach = len(heatmap), size // 2
     smooth = torch.zeros_like(heatmap)
     for row in range(side):

@@ -33,7 +33,7 @@ def cosine_rows(weight, projection, embedding, scale):
 
 
 def heatmap(functional, vectors, side):
-    """Σ_d v_d c_zd of every patch z, (P, P); of a list (D,) and vectors (N, D)."""
+    """Σ_d v_d c_zd of every patch z, (rows, columns); of a list (D,) and vectors (N, D)."""
     result = torch.zeros(side, side)
     for patch, vector in enumerate(vectors.tolist()):
         result[divmod(patch, side)] = sum(v * c for v, c in zip(functional, vector, strict=True))

@@ -140,7 +140,7 @@ def agree(found, wanted, tolerance):
 
 
 def on_patches(seen, matrix):
-    """The mean of the rows of a matrix (T, T) that the head reads, at the patches: (P, P)."""
+    """The mean of the rows of a matrix (T, T) that the head reads, at the patches: (rows, columns)."""
     rows = readers(seen.target, len(matrix))
     scores = (sum(matrix[i] for i in rows) / len(rows)).detach()[seen.target.backbone.num_prefix_tokens :]
     return scores.reshape(math.isqrt(len(scores)), -1)

@@ -7,7 +7,7 @@ from references import both, neighbourhood, only, window
 
 
 def patch_means(pixels, side):
-    """The mean of each patch of a map (H, W), (P, P)."""
+    """The mean of each patch of a map (H, W), (rows, columns)."""
     rows, columns = both(side)
     means = torch.zeros(rows, columns)
     for patch in range(rows * columns):

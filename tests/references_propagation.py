@@ -1,7 +1,7 @@
 """Methods that look inside a ViT, one image at a time, on a timm VisionTransformer that is walked by hand.
 
 `x` are the tokens (T, D) that enter block `layer` of one image, `v` (D,) the functional v · e of the embedding that is
-explained, and each method gives its map of the patches, (P, P). `references_relevance` has those that propagate it.
+explained; each method gives its map of the patches, (rows, columns). `references_relevance` has those that propagate.
 """
 
 import math
@@ -261,7 +261,7 @@ def of_class(target, label):
 
 
 def maps(target, images, labels, layer, method):
-    """A method's maps (B, P, P) of the classes of uint8 images, from block `layer` on."""
+    """A method's maps (B, rows, columns) of the classes of uint8 images, from block `layer` on."""
     found = []
     for image, label in zip(images, labels.tolist(), strict=True):
         x = walk(target, entering(target, image))[0][layer].x.detach()
@@ -270,7 +270,7 @@ def maps(target, images, labels, layer, method):
 
 
 def sums(target, images, labels, first, method):
-    """Σ_l A(f_l)(x_l) of the classes of uint8 images, l ≥ `first`: (B, P, P)."""
+    """Σ_l A(f_l)(x_l) of the classes of uint8 images, l ≥ `first`: (B, rows, columns)."""
     pairs = zip(images, labels.tolist(), strict=True)
     return torch.stack(
         [plus(target, entering(target, x), of_class(target, label).double(), method, first) for x, label in pairs]

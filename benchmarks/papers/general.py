@@ -62,7 +62,7 @@ class General(nn.Module):
         self.register_buffer("class_map", mapped, persistent=False)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain `classes` (B,) of the task in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        """Explain `classes` (B,) of the task in uint8 images (B, C, H, W): heatmaps (B, rows, columns)."""
         explainer: Any = self.explainer
         return explainer(images, self.general_classes(images, classes))
 

@@ -106,7 +106,7 @@ class AnyHead(NetworkExplainer):
         return None
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        """Explain `classes` (B,), by default the predicted, in images (B, C, H, W): heatmaps (B, rows, columns)."""
 
         def functionals_of(rows: dict[str, Tensor]) -> Tensor:
             wanted = self._logits(rows).argmax(-1) if classes is None else classes
@@ -115,7 +115,7 @@ class AnyHead(NetworkExplainer):
         return self._explain_functionals(images, functionals_of)[:, 0]
 
     def all_classes(self, images: Tensor) -> Tensor:
-        """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, P, P)."""
+        """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, rows, columns)."""
         return self._explain_functionals(images, self._functionals)
 
     def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
@@ -123,8 +123,8 @@ class AnyHead(NetworkExplainer):
 
         Args:
             images: uint8, (B, C, H, W).
-            functionals: v, (B, D): heatmaps (B, P, P); or (B, V, D), or a function of the embeddings (B, D) →
-                (B, V, D): heatmaps (B, V, P, P).
+            functionals: v, (B, D): heatmaps (B, rows, columns); or (B, V, D), or a function of the embeddings (B, D) →
+                (B, V, D): heatmaps (B, V, rows, columns).
         """
         self.grid.check(images)
         of_embeddings = resolve_functionals(functionals, images, self.target.embed_dim)
@@ -132,7 +132,7 @@ class AnyHead(NetworkExplainer):
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Explain the class that each of J classifiers on this backbone predicts, in one pass: heatmaps (B, J, P, P).
+        """Explain the class that each of J classifiers on this backbone predicts, in one pass: (B, J, rows, columns).
 
         Args:
             images: uint8, (B, C, H, W).
@@ -150,7 +150,7 @@ class AnyHead(NetworkExplainer):
         return self._explain_functionals(images, functionals_of)
 
     def _explain_functionals(self, images: Tensor, functionals_of: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
-        """Explain functionals (B, V, D) that depend on the rows: heatmaps (B, V, P, P).
+        """Explain functionals (B, V, D) that depend on the rows: heatmaps (B, V, rows, columns).
 
         Fewer than D functionals are explained without their vectors c_z, which is faster.
         """
@@ -203,7 +203,7 @@ class AnyHead(NetworkExplainer):
         return head_functionals(self.target.head, self._embeddings(rows), temperature, classes)
 
     def _attribute(self, vectors: Tensor, functionals: Tensor) -> Tensor:
-        """v · c_z of vectors (B, N, D), for functionals v (B, D) or (B, V, D): heatmaps (B, P, P) or (B, V, P, P)."""
+        """v · c_z of vectors (B, N, D): (B, rows, columns) for v (B, D), (B, V, rows, columns) for v (B, V, D)."""
         with torch.autocast(vectors.device.type, enabled=False):
             heatmaps = torch.einsum("b...d,bnd->b...n", functionals.float(), vectors.float())
         return heatmaps.unflatten(-1, self.grid.shape)

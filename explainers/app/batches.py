@@ -142,7 +142,7 @@ def check_scores(scores: Tensor, names: Sequence[str], kind: str, model: str) ->
 
 
 def check_heatmaps(heatmaps: Tensor, names: Sequence[str], method: str) -> None:
-    """Raise an InputError for heatmaps (B, P, P) that are not finite; warn of those that are constant."""
+    """Raise an InputError for heatmaps (B, rows, columns) that are not finite; warn of those that are constant."""
     for heatmap, name in zip(heatmaps, names, strict=True):
         if not heatmap.isfinite().all():
             raise InputError(

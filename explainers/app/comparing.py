@@ -70,12 +70,12 @@ class Comparison:
 
     @property
     def heatmap(self) -> Tensor:
-        """What makes the image like the other one, (P, P)."""
+        """What makes the image like the other one, (rows, columns)."""
         return self.likeness.of_first[0]
 
     @property
     def other_heatmap(self) -> Tensor:
-        """What makes the other one like the image, (P, P)."""
+        """What makes the other one like the image, (rows, columns)."""
         return self.likeness.of_second[0]
 
     def ties(self, count: int = TIES) -> list[Tie]:

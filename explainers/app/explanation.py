@@ -41,7 +41,7 @@ class Explanation:
         scores: of all classes or texts, (K,).
         names: readable names of all classes; or the texts.
         index: the class of the heatmap, or the number of its text.
-        heatmap: (P, P); higher is more important.
+        heatmap: (rows, columns); higher is more important.
         method: what computed the heatmap.
         model: name of the explained model.
         top: number of `classes`.

@@ -141,7 +141,7 @@ class Session:
     Attributes:
         target: the model.
         pixels: the format of its images.
-        explainer: a function of images (B, C, H, W) and classes (B,) → heatmaps (B, P, P).
+        explainer: a function of images (B, C, H, W) and classes (B,) → heatmaps (B, rows, columns).
         method: label of the explainer.
         names: readable names of the classes; empty if texts or likeness are explained of a model without classes.
         lock: a re-entrant lock, held while the model computes, because methods change it for the time of a call.

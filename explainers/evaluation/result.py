@@ -84,7 +84,7 @@ def explain_by_baselines(explainer: Any, images: Tensor) -> tuple[dict[str, Tens
     """Explain the predicted classes of uint8 images (B, C, H, W) by the baselines of an explainer.
 
     Returns:
-        Name → heatmaps (B, P, P), and name → whether they are signed.
+        Name → heatmaps (B, rows, columns), and name → whether they are signed.
     """
     classes = explainer.target(images).argmax(-1)
     baselines: Mapping[str, Any] = build_baselines(explainer.target, explainer.grid)

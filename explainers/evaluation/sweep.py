@@ -23,7 +23,7 @@ Order = Literal["patches", "pixels", "saliency"]
 
 @checks_choices
 def rank_patches(explanation: Details, order: Order) -> Tensor:
-    """The map that is ranked, and compared with objects: (B, H, W) for `saliency` if there is one, or (B, P, P)."""
+    """The map that is ranked and compared with objects: for `saliency` (B, H, W), if any, or (B, rows, columns)."""
     return explanation.heatmaps if order != "saliency" or explanation.pixels is None else explanation.pixels
 
 

@@ -36,12 +36,12 @@ class Likeness:
 
     @property
     def of_first(self) -> Tensor:
-        """What each patch of the first image contributes with all of the second: heatmaps (B, P, P)."""
+        """What each patch of the first image contributes with all of the second: heatmaps (B, rows, columns)."""
         return self.pairs.sum(2).unflatten(1, self.shape)
 
     @property
     def of_second(self) -> Tensor:
-        """What each patch of the second image contributes with all of the first: heatmaps (B, P, P)."""
+        """What each patch of the second image contributes with all of the first: heatmaps (B, rows, columns)."""
         return self.pairs.sum(1).unflatten(1, self.shape)
 
     def strongest(self, count: int = 5, apart: int = 0) -> Tensor:
@@ -184,7 +184,7 @@ def similar_to(
         length: see `cosine_functionals`.
 
     Returns:
-        Heatmaps, (B, V, P, P).
+        Heatmaps, (B, V, rows, columns).
     """
     if not hasattr(explainer, "explain"):
         raise InputError(

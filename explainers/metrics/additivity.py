@@ -120,7 +120,7 @@ def infidelity(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
 
 
 class SensitivityN(MeanOfImages):
-    """Sensitivity-n of heatmaps (B, P, P), averaged over the images for which it is defined, see `sensitivity_n`."""
+    """Sensitivity-n of heatmaps (B, rows, columns), averaged over images that define it, see `sensitivity_n`."""
 
     column = "Sensitivity-n ↑"
 
@@ -129,7 +129,7 @@ class SensitivityN(MeanOfImages):
 
 
 class Infidelity(MeanOfImages):
-    """Infidelity of heatmaps (B, P, P), averaged over images, see `infidelity`."""
+    """Infidelity of heatmaps (B, rows, columns), averaged over images, see `infidelity`."""
 
     column = "Infidelity ↓"
     higher_is_better = False

@@ -83,7 +83,7 @@ def _find_chosen(scores: Tensor, k: int) -> Tensor:
 
 
 class RootMeanSquaredError(Mean):
-    """E-RMSE: root of the mean squared difference of two heatmaps (B, P, P), over all patches of all images.
+    """E-RMSE: root of the mean squared difference of two heatmaps (B, rows, columns), over all patches of all images.
 
     The paper gives no formula, so this follows the usual definition of an RMSE. Both heatmaps explain the same class.
     """
@@ -99,7 +99,7 @@ class RootMeanSquaredError(Mean):
 
 
 class RelativeError(Ratios):
-    """E-RMSE divided by the standard deviation of the reference heatmaps (B, P, P) around the mean of each.
+    """E-RMSE divided by the standard deviation of the reference heatmaps (B, rows, columns) around the mean of each.
 
     A constant heatmap with the sum of the reference scores 1. Unlike E-RMSE, it can be compared between references.
 
@@ -118,14 +118,14 @@ class RelativeError(Ratios):
 
 
 class BestFactor(Ratios):
-    """The factor by which heatmaps (B, P, P) are closest to reference heatmaps, in least squares over all images."""
+    """The factor by which heatmaps (B, rows, columns) are closest to a reference, in least squares over all images."""
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
         super().update((heatmaps.double() * reference).sum(), heatmaps.double().square().sum())
 
 
 class TopOverlap(MeanOfImages):
-    """IoU@K of heatmaps (B, P, P) with reference heatmaps, averaged over images, see `iou_at_k`."""
+    """IoU@K of heatmaps (B, rows, columns) with reference heatmaps, averaged over images, see `iou_at_k`."""
 
     column = "IoU@{k} ↑"
 
@@ -139,7 +139,7 @@ class TopOverlap(MeanOfImages):
 
 
 class RankCorrelation(MeanOfImages):
-    """Spearman's rank correlation of heatmaps (B, P, P) with reference heatmaps, averaged over images.
+    """Spearman's rank correlation of heatmaps (B, rows, columns) with reference heatmaps, averaged over images.
 
     A constant heatmap counts as uncorrelated, 0. Images with a constant reference are left out.
     """

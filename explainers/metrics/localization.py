@@ -35,7 +35,7 @@ def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
     If several patches share the highest score, the result is the fraction of them whose centre is on the object.
 
     Args:
-        heatmaps: (B, P, P), higher is more important.
+        heatmaps: (B, rows, columns), higher is more important.
         truth: True in the boxes of the object, or on its mask, boolean (B, H, W).
 
     Returns:

@@ -53,11 +53,11 @@ def max_sensitivity(
     radius. What a method draws anew in every call adds to it.
 
     Args:
-        explain: function from uint8 images (B, C, H, W) and classes (B,) to heatmaps (B, P, P).
+        explain: function from uint8 images (B, C, H, W) and classes (B,) to heatmaps (B, rows, columns).
         images: x, uint8, (B, C, H, W).
         classes: the class to explain in each image, (B,).
         index: see `add_noise`, as for `radius`.
-        heatmaps: φ(x), (B, P, P).
+        heatmaps: φ(x), (B, rows, columns).
         draws: number of draws of noise for each image, above 0.
 
     Returns:
@@ -132,7 +132,7 @@ class MaxSensitivity(MeanOfImages):
 
 
 class Randomisation(MeanOfImages):
-    """|ρ| between heatmaps (B, P, P) of the trained and of the randomised model, averaged over images.
+    """|ρ| between heatmaps (B, rows, columns) of the trained and of the randomised model, averaged over images.
 
     ρ is Spearman's rank correlation (Adebayo et al., 2018, also report that of absolute values). With a high |ρ|,
     heatmaps show the image, the architecture or the training of the explainer rather than what the model learned. The

@@ -30,7 +30,7 @@ class Chance(nn.Module):
         self.seed = seed
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Draw heatmaps (B, P, P) for uint8 images (B, C, H, W); the classes (B,) have no influence."""
+        """Draw heatmaps (B, rows, columns) for uint8 images (B, C, H, W); the classes (B,) have no influence."""
         self.grid.check(images)
         # The seed depends on the image only, so that the other images of the batch have no influence
         seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed

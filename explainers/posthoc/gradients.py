@@ -108,7 +108,7 @@ class FullGrad(InputXGradient):
         return add_maps(maps + bias_maps)
 
     def _maps(self, record: Record, gradients: Gradients, start: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Compute two maps (B, V, P, P) for each layer from `start` on: of its input, and of all its biases."""
+        """Compute two maps (B, V, rows, columns) for each layer from `start` on: of its input, and of its biases."""
         tokens = record.inputs[start:]
         # After the pooling, and in relative positions, a bias is added to no tokens: it belongs to no patch
         of_tokens = tokens[0].shape[:-1]

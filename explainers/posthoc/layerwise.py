@@ -34,11 +34,11 @@ class Layerwise(WhiteBox):
         """Leave out a ReLU at the end of the maps, because PLUS sums maps with both signs."""
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
-        """Compute the maps (B, V, P, P) of the layers from `start` on."""
+        """Compute the maps (B, V, rows, columns) of the layers from `start` on."""
         raise NotImplementedError
 
     def plus(self, record: Record, gradients: Gradients, start: int) -> Tensor:
-        """Sum the maps of the layers from `start` on, (B, V, P, P) (SkipPLUS, Equation 3)."""
+        """Sum the maps of the layers from `start` on, (B, V, rows, columns) (SkipPLUS, Equation 3)."""
         return add_maps(self.layer_maps(record, gradients, start))
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:

@@ -57,7 +57,7 @@ class MaskMethod(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
+        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, rows, columns)."""
         return self.patch_scores(*self._prepare(images, classes)).unflatten(-1, self.grid.shape)
 
     def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ class PixelExplainer(nn.Module):
         raise NotImplementedError
 
     def over_patches(self, pixels: Tensor) -> Tensor:
-        """Sum scores of pixels (B, H, W) over each patch → (B, P, P)."""
+        """Sum scores of pixels (B, H, W) over each patch → (B, rows, columns)."""
         return patch_means(pixels, self.grid) * self.grid.patch_size**2
 
 

@@ -121,7 +121,7 @@ class FunctionalMethod(nn.Module):
         self.output = output
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
+        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, rows, columns)."""
         wanted = validate_classes(classes, images, self.target.num_classes)
 
         def functionals_of(embeddings: Tensor) -> Tensor:
@@ -135,11 +135,11 @@ class FunctionalMethod(nn.Module):
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Explain functionals (B, V, D) that depend on the embeddings (B, D): (B, V, P, P)."""
+        """Explain functionals (B, V, D) that depend on the embeddings (B, D): (B, V, rows, columns)."""
         raise NotImplementedError
 
     def patches_on_grid(self, scores: Tensor) -> Tensor:
-        """Bring scores of the model's own patches, (B, V, N'), to the grid: (B, V, P, P)."""
+        """Bring scores of the model's own patches, (B, V, N'), to the grid: (B, V, rows, columns)."""
         return sum_on_grid(scores.unflatten(-1, map_shape(scores.shape[-1], self.grid.shape)), self.grid.shape)
 
 
@@ -164,7 +164,7 @@ class WhiteBox(FunctionalMethod):
             head_projections(target, 0)
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
-        """Compute heatmaps (B, V, P, P) from the record of a forward pass and gradients of what it recorded."""
+        """Compute heatmaps (B, V, rows, columns) from the record of a forward pass and the gradients of it."""
         raise NotImplementedError
 
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class WhiteBox(FunctionalMethod):
         return find_stages(self.target) if self.on_stages else find_blocks(self.target)
 
     def on_grid(self, scores: Tensor) -> Tensor:
-        """Bring scores of tokens (B, V, T), or of feature maps (B, V, h, w), to the grid: (B, V, P, P)."""
+        """Bring scores of tokens (B, V, T), or of feature maps (B, V, h, w), to the grid: (B, V, rows, columns)."""
         if scores.dim() == 3:
             return self.patches_on_grid(scores[..., num_prefix_tokens(self.target) :])
         return sum_on_grid(scores, self.grid.shape)

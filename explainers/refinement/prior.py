@@ -54,7 +54,7 @@ class Prior:
         return self._checked(self.explainer.explain(self.images, functionals), *functionals.shape[1:-1])
 
     def _checked(self, heatmaps: Any, *several: int) -> Tensor:
-        """Check heatmaps (B, P, P), or (B, V, P, P) of several functionals: (B, V, N)."""
+        """Check heatmaps (B, rows, columns), or (B, V, rows, columns) of several functionals: (B, V, N)."""
         shape = len(self.images), *several, *self.grid.shape
         return to_float64(check_prior(heatmaps, shape, "heatmaps")).reshape(len(self.images), -1, self.grid.num_patches)
 

@@ -144,7 +144,7 @@ class Refined(nn.Module):
         self.forward_passes = passes + 1 + (0 if prior is None else getattr(self.prior, "forward_passes", 1))
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
+        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, rows, columns)."""
         return refine(
             self.prior,
             images,

@@ -26,7 +26,7 @@ from explainers.runtime.modes import ordinary_tensors
 
 
 class Estimate(NamedTuple):
-    """Heatmaps, and the standard error of every patch: (B, P, P) each, or (B, V, P, P).
+    """Heatmaps, and the standard error of every patch: (B, rows, columns) each, or (B, V, rows, columns).
 
     Standard errors are those of differences between patches: they do not include an offset that all patches share.
     1.96 of them are a 95 % interval for what endless passes would give, see `benchmarks/coverage.py`.
@@ -125,12 +125,12 @@ class Refinement:
 
     @property
     def heatmaps(self) -> Tensor:
-        """The refined heatmaps of the classes or functionals that `refine` was given, (B, P, P)."""
+        """The refined heatmaps of the classes or functionals that `refine` was given, (B, rows, columns)."""
         return self._current().heatmaps
 
     @property
     def errors(self) -> Tensor:
-        """The standard error of every patch of `heatmaps`, (B, P, P), see `Estimate`."""
+        """The standard error of every patch of `heatmaps`, (B, rows, columns), see `Estimate`."""
         return self._current().errors
 
     @property

@@ -61,13 +61,13 @@ class ColourScale:
 
 
 def is_constant(heatmaps: Tensor) -> Tensor:
-    """Whether all patches of each heatmap (B, P, P) have the same value, but for rounding: boolean (B,)."""
+    """Whether all patches of each heatmap (B, rows, columns) have the same value, but for rounding: boolean (B,)."""
     flat = heatmaps.flatten(1)
     return flat.std(1, correction=0) <= ROUNDING * flat.abs().amax(1)
 
 
 def colour_scale(heatmap: Tensor, signed: bool | None = None) -> ColourScale:
-    """The colours of a heatmap (P, P); `signed` as explainers have it, `None` asks whether there are negative values.
+    """The colours of a heatmap (rows, columns); `signed` as explainers have it, `None` asks if values are negative.
 
     >>> colour_scale(torch.tensor([[-1.0, 2.0], [3.0, 100.0]]))
     ColourScale(centre=0.0, limit=100.0, signed=True)

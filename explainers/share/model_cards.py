@@ -68,7 +68,7 @@ def model_card(
         "## Use",
         "```python\nimport explainers\n\n"
         f'explainer = explainers.load("{source}")  # or the folder of this file\n'
-        "heatmaps = explainer(images)  # uint8 (B, 3, H, W) → (B, P, P): the predicted classes\n```",
+        "heatmaps = explainer(images)  # uint8 (B, 3, H, W) → (B, rows, columns): the predicted classes\n```",
         "## Training",
         f"```\n{shlex.join(['python', *versions.get('command', ['train.py'])])}\n```",
         f"Images: {images}" if images else "Its config is in `config.yaml`.",

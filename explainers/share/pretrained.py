@@ -159,7 +159,7 @@ def load(
 
     Returns:
         The explainer, a module on the CPU in eval mode, whose weights need no gradients. `explainer(images)` explains
-        the predicted classes of uint8 images (B, C, H, W) and `explainer(images, classes)` others: (B, P, P).
+        the predicted classes of uint8 images (B, C, H, W) and `explainer(images, classes)` others: (B, rows, columns).
 
     Raises:
         InputError: if there is no trained explainer, the model to explain is missing, it is not the one that the

@@ -52,7 +52,7 @@ class FunctionalGraph(nn.Module):
         self.explainer: Any = explainer
 
     def forward(self, images: Tensor, functionals: Tensor) -> Tensor:
-        """Explain functionals (B, V, D) of the embedding in uint8 images (B, C, H, W): heatmaps (B, V, P, P)."""
+        """Explain functionals (B, V, D) of the embedding in images (B, C, H, W): heatmaps (B, V, rows, columns)."""
         vectors, _ = self.explainer.decompose(images)
         with torch.autocast(images.device.type, enabled=False):
             heatmaps = functionals.float() @ vectors.float().mT

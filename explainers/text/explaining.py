@@ -52,7 +52,7 @@ class TextExplainer(nn.Module):
         self.signed = getattr(explainer, "signed", None)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain one text (B,), by its number, in each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
+        """Explain one text (B,), by its number, in each uint8 image (B, C, H, W): heatmaps (B, rows, columns)."""
         wanted = validate_classes(classes, images, len(self.texts))
 
         def select(embeddings: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class TextExplainer(nn.Module):
         return self.explainer.explain(images, select)[:, 0]
 
     def explain_all(self, images: Tensor) -> Tensor:
-        """Explain all V texts in uint8 images (B, C, H, W), in one pass of the model: heatmaps (B, V, P, P)."""
+        """Explain all V texts in images (B, C, H, W), in one pass of the model: heatmaps (B, V, rows, columns)."""
         return self.explainer.explain(images, self._functionals)
 
     def scores(self, images: Tensor) -> Tensor:

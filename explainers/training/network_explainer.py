@@ -75,7 +75,7 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         return self
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        """Explain `classes` (B,), by default the predicted, in images (B, C, H, W): heatmaps (B, rows, columns)."""
         rows = self._rows(images)
         if classes is None:
             classes = self._logits(rows).argmax(-1)
@@ -83,12 +83,12 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         return self._heatmaps(self._predicted(rows), rows, classes)
 
     def all_classes(self, images: Tensor) -> Tensor:
-        """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, P, P)."""
+        """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, rows, columns)."""
         rows = self._rows(images)
         return self._heatmaps(self._predicted(rows), rows)
 
     def prepare(self, images: Tensor) -> Callable[[Tensor], Tensor]:
-        """Apply target and network to uint8 images (B, C, H, W): a function of classes (B,) → heatmaps (B, P, P)."""
+        """Apply target and network to images (B, C, H, W): a function of classes (B,) → heatmaps (B, rows, columns)."""
         rows = self._rows(images)
         predicted = self._predicted(rows)
         kept = {"image": images, "embedding": self._embeddings(rows)}
@@ -132,7 +132,7 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
 
     @abstractmethod
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
-        """Heatmaps of `classes` (B,): (B, P, P); or of every class: (B, K, P, P)."""
+        """Heatmaps of `classes` (B,): (B, rows, columns); or of every class: (B, K, rows, columns)."""
 
     def validation_metrics(self) -> dict[str, Any]:
         """Metrics of a validation besides the loss, by the prefix of their names; `measure` updates them."""

@@ -257,7 +257,7 @@ class ExplainerTraining(TrainingModule):
         return self.loss, self.explainer.reads
 
     def forward(self, images: Tensor) -> Tensor:
-        """Explain the predicted classes of uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        """Explain the predicted classes of uint8 images (B, C, H, W): heatmaps (B, rows, columns)."""
         return self.explainer(images)
 
     def on_fit_start(self) -> None:

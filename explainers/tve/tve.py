@@ -250,7 +250,7 @@ class TVE(NetworkExplainer):
             self.load(weights)
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Explain the class that each of J classifiers on this backbone predicts, in one pass: heatmaps (B, J, P, P).
+        """Explain the class that each of J classifiers on this backbone predicts, in one pass: (B, J, rows, columns).
 
         Args:
             images: uint8, (B, C, H, W).
@@ -296,7 +296,7 @@ class TVE(NetworkExplainer):
     def _transfer(
         self, head: Callable[[Tensor], Tensor], meta: Tensor, classes: Tensor | None, outputs: Outputs = "softmax"
     ) -> Tensor:
-        """Meta-attributions (B, N, 2, D) → heatmaps of `classes` (B,): (B, P, P); or of every class: (B, K, P, P)."""
+        """Meta-attributions (B, N, 2, D) to heatmaps: of `classes` (B, rows, columns), or all (B, K, rows, columns)."""
         heatmaps = transfer(head, meta, self.h_weight, self.score, classes, outputs).unflatten(-1, self.grid.shape)
         if self.pooling > 1:
             heatmaps = F.avg_pool2d(heatmaps, self.pooling, 1, self.pooling // 2, count_include_pad=False)

@@ -257,7 +257,7 @@ class SelfExplaining(TrainingModule):
         return fix_projected_head(self.target, weight, self.normalise, self.scale, self.reading, self.patch_scale)
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W) → heatmaps (B, P, P)."""
+        """Explain `classes` (B,), by default the predicted, in images (B, C, H, W): heatmaps (B, rows, columns)."""
         logits, attributions = self.predict_and_explain(images)
         classes = validate_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
         temperature = choose_temperature(self.target.score, self.temperature)

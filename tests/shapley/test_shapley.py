@@ -94,7 +94,7 @@ def test_training_converges_to_the_exact_shapley_values(target, images, network)
         adam.step()
         schedule.step()
     with torch.no_grad():
-        found = shapley.eval().all_classes(images)  # (B, K, P, P)
+        found = shapley.eval().all_classes(images)  # (B, K, rows, columns)
     error = (found.flatten(2).mT - exact).abs().max()
     assert error < 0.02 * (exact.max() - exact.min())
     effect = target(images).softmax(1) - target.score_images(torch.zeros(1, 3, 24, 24))
