@@ -28,15 +28,24 @@ EXPERIMENTS = ("linear_head", "full_finetuning")
 RUN = (*QUIET, "logger=csv", "trainer.max_epochs=1", "trainer.precision=32-true")
 
 
-def test_a_target_and_a_data_set_have_the_image_size_in_common_and_nothing_else():
+def test_a_target_and_a_data_set_have_the_images_in_common_and_nothing_else():
     """So that all pairs compose, because each composes with one of the others (`test_configs.py`)."""
     for path in (ROOT / "configs/target").glob("*.yaml"):
-        assert {*OmegaConf.load(path)} <= {"defaults", "target", "blocks", "direct", "grid"}
+        assert {*OmegaConf.load(path)} <= {
+            "defaults",
+            "target",
+            "blocks",
+            "direct",
+            "grid",
+            "transform",
+            "crop_fraction",
+        }
     for path in [ROOT / "configs/names/data.yaml", *(ROOT / "configs/data").glob("*.yaml")]:
         text = path.read_text()
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         read = set(re.findall(r"\$\{([a-z_.]+)", "\n".join(lines)))
-        assert {key for key in read if not key.startswith(".")} <= {"grid.image_size", "data_dir", "seed"}
+        shared = {"grid.image_size", "transform", "crop_fraction", "data_dir", "seed"}
+        assert {key for key in read if not key.startswith(".")} <= shared
 
 
 @pytest.mark.parametrize("name", [*PRETRAINED, "deit_base_distilled", "eva_large", "vit_base_patch8"])
