@@ -203,8 +203,8 @@ def end(number: int, frame: object) -> None:
 def find_transform(model: str, crop_fraction: float | None) -> ImageTransform:
     """The transform of a model of timm, or the crops in its place, see `choose_transform`."""
     with torch.device("meta"):
-        target = TargetModel(create_model(model, pretrained=False), nn.Identity())
-    return choose_transform(target.transform, crop_fraction)
+        backbone = create_model(model, pretrained=False)
+    return choose_transform(TargetModel(backbone, nn.Identity()).transform, crop_fraction)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

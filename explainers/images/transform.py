@@ -38,7 +38,7 @@ class ImageTransform:
             photo fits in, with `fill` around it; `squash` stretches the photo to the rectangle.
         crop_pct: fraction of the resized height and width that the model sees, above 0 and at most 1.
         interpolation: name of Pillow's filter; all but `nearest` are antialiased.
-        fill: value of each channel beside a photo, from 0 to 255.
+        fill: value of each channel beside a photo, from 0 to 255, the mean of the model's channels.
         rounds: round the first row and column of the crop to the nearest integer, as timm and torchvision do;
             otherwise down, as transformers does.
     """

@@ -145,6 +145,7 @@ def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
     own = given.get("_target_") == "explainers.models.as_target"
     with nullcontext() if own else torch.device("meta"):
         model = instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights})
+    with torch.device("cpu"):  # whose mean is read, whatever device the caller works on
         target = model if own else TargetModel(model, nn.Identity())
     direct = default_direct(target)
     functionals = "head" if headed else _choose_functionals(model)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -34,6 +35,17 @@ def test_a_sample_is_a_resized_and_cropped_uint8_image(tmp_path):
     assert sample["image"].dtype == torch.uint8 and sample["image"].is_contiguous()
     assert (sample["label"], sample["index"]) == (1, 5)
     assert dataset.classes == ["bird", "cat", "dog"] and "truth" not in sample
+
+
+def test_a_data_set_of_other_crops_than_the_targets_says_so(tmp_path, recwarn):
+    own, paths = ImageTransform((14, 14), "squash"), [tmp_path / "a.png"]
+    noise(40, 30).save(paths[0])
+    assert torch.equal(ImageFiles(paths, [0], own)[0]["image"], own(noise(40, 30)))
+    crops = ImageTransform((14, 14), crop_pct=0.875, rounds=False)
+    assert ImageFiles(paths, [0], replace(crops, rounds=True, fill=(1, 2, 3)), crop_fraction=0.875).transform == crops
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"^crop_fraction=0.875: .* cropped to 14 x 14, .* own are photos squashed to"):
+        assert torch.equal(ImageFiles(paths, [0], own, crop_fraction=0.875)[0]["image"], crops(noise(40, 30)))
 
 
 def truth_by_pixel(boxes, read_stored_size, image_size, short_side):

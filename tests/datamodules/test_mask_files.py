@@ -50,6 +50,38 @@ def test_each_pixel_is_that_of_the_mask_at_its_centre(tmp_path, size, scale):
             assert truth[row, column] == mask[int(y + 1e-9), int(x + 1e-9)]
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        ImageTransform((24, 36), crop_pct=0.8),
+        ImageTransform((36, 24), "squash", 0.9),
+        ImageTransform((24, 24), "border"),
+        ImageTransform((24, 36), "border", 0.9, rounds=False),
+    ],
+    ids=lambda transform: transform.resize,
+)
+@pytest.mark.parametrize("size", [(47, 30), (31, 53)])
+def test_masks_and_boxes_lie_where_the_transform_shows_the_photo(tmp_path, size, transform):
+    """The centre of every pixel, carried back to the photo by the box of what is seen; nothing lies beside it."""
+    write_pair(tmp_path, size=size)
+    mask = np.random.default_rng(0).random(size[::-1]) < 0.5
+    Image.fromarray(mask).save(tmp_path / "masks" / "a.png")
+    sample = masked_images(tmp_path, transform)[0]
+    assert torch.equal(sample["image"], transform(Image.open(tmp_path / "images" / "a.bmp")))
+    boxes = [(3.3, 2.1, 17.9, 14.6), (20.2, 16.7, 29.9, 52.5)]
+    inside = Boxes([boxes]).mask(0, Crop(size[::-1], transform))
+    left, top, right, bottom = transform.box(*size)
+    (height, width), seen = transform.size, 0
+    for row in range(height):
+        for column in range(width):
+            y, x = top + (row + 0.5) * (bottom - top) / height, left + (column + 0.5) * (right - left) / width
+            on_photo = 0 <= y < size[1] and 0 <= x < size[0]
+            assert sample["truth"][row, column] == (on_photo and mask[int(y), int(x)])
+            assert inside[row, column] == any(x0 <= x < x1 and y0 <= y < y1 for x0, y0, x1, y1 in boxes)
+            seen += on_photo
+    assert (seen < height * width) == (min(left, top) < -1e-9)
+
+
 def test_an_image_may_be_stretched_with_its_mask(tmp_path):
     """The whole image, as in the protocol of Chefer et al.: the object's box scales by 40 / 90 and 40 / 60."""
     write_pair(tmp_path, box=(45, 15, 90, 60))
