@@ -65,7 +65,7 @@ def small_vit() -> tuple[TargetModel, Tensor, Any]:
 def vit_tiny(options: argparse.Namespace) -> tuple[TargetModel, Tensor, Any]:
     """ViT-Tiny, images of ImageNet, and the shipped AnyHead as prior."""
     target = TargetModel(timm_model(MODEL, options.weights)).eval()
-    samples = imagenet_boxes(options.data, target.grid.size[0], limit=options.images)
+    samples = imagenet_boxes(options.data, target.transform, crop_fraction=0.875, limit=options.images)
     read: list[Any] = [samples[i] for i in range(len(samples))]
     return target, torch.stack([sample["image"] for sample in read]), explainers.load(MODEL, target=target).eval()
 

@@ -96,7 +96,7 @@ def measure_explainer(
 def batches(options: argparse.Namespace) -> Iterator[tuple[str, Batch, Tensor]]:
     """Key, images and indices of every batch, for every removal."""
     target = TargetModel(timm_model(options.model, options.weights)).eval()
-    samples = imagenet_boxes(options.data, target.grid.size[0], limit=options.images)
+    samples = imagenet_boxes(options.data, target.transform, crop_fraction=0.875, limit=options.images)
     for start in range(0, len(samples), options.batch_size):
         chosen: list[Any] = [samples[i] for i in range(start, min(start + options.batch_size, len(samples)))]
         images = torch.stack([sample["image"] for sample in chosen])

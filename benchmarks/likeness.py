@@ -28,6 +28,7 @@ from datamodules.masks import masked_images
 from explainers import posthoc
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
+from explainers.images.transform import ImageTransform
 from explainers.likeness import nearest, similar_to
 from explainers.likeness.similarity import subtract_centre
 from explainers.metrics.localization import average_precision, hits
@@ -52,10 +53,10 @@ def embed_folders(session: Session, folders: Sequence[str]) -> Tensor:
     return torch.cat(parts)
 
 
-def batches(root: str, size: int, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(root: str, transform: ImageTransform, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Images (B, 3, S, S) and the pixels of their objects (B, S, S), by masks or boxes."""
     read: Callable[..., Any] = masked_images if (Path(root) / "masks").is_dir() else imagenet_boxes
-    samples = read(root, size, limit=limit)
+    samples = read(root, transform, crop_fraction=0.875, limit=limit)
     for start in range(0, len(samples), BATCH):
         batch = [samples[number] for number in range(start, min(start + BATCH, len(samples)))]
         yield torch.stack([sample["image"] for sample in batch]), torch.stack([sample["truth"] for sample in batch])
@@ -66,7 +67,7 @@ def measure(target: TargetModel, methods: dict[str, Any], gallery: Tensor, optio
     generator = torch.Generator().manual_seed(0)
     scores: Scores = {}
     seen = 0
-    for images, truth in batches(options.root, target.grid.size[0], options.limit):
+    for images, truth in batches(options.root, target.transform, options.limit):
         with torch.no_grad():
             own = target.embed(target.normalise(images))
         noise = torch.rand(len(images), *target.grid.shape, generator=generator)

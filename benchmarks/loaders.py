@@ -29,6 +29,7 @@ from datamodules.ffcv import FFCV
 from datamodules.folders import image_folder
 from datamodules.images import Images
 from datamodules.write_beton import write_beton
+from explainers.images.transform import ImageTransform
 
 
 def generate_images(root: Path, count: int) -> None:
@@ -51,13 +52,13 @@ def images_per_second(loader: Iterable[dict[str, torch.Tensor]]) -> float:
     return count / (time.perf_counter() - start)
 
 
-def compare(folder: Path, beton: Path, options: argparse.Namespace) -> None:
+def compare(folder: Path, beton: Path, transform: ImageTransform, options: argparse.Namespace) -> None:
     """Time both loaders on the same images, and print their speeds."""
     settings = {"batch_size": options.batch_size, "num_workers": options.workers}
-    data = partial(image_folder, folder, options.image_size, limit=options.limit)
+    data = partial(image_folder, folder, transform, limit=options.limit)
     loaders: dict[str, Iterable[dict[str, torch.Tensor]]] = {
         "torch": Images(val=data, **settings).val_dataloader(),
-        "FFCV": FFCV(val=str(beton), image_size=options.image_size, **settings).val_dataloader(),
+        "FFCV": FFCV(val=str(beton), transform=transform, **settings).val_dataloader(),
     }
     warm_up = {name: images_per_second(loader) for name, loader in loaders.items()}
     rates: dict[str, list[float]] = {name: [] for name in loaders}
@@ -89,14 +90,14 @@ def main() -> None:
             folder.mkdir()
             generate_images(folder, options.limit)
         start = time.perf_counter()
-        short_side = round(options.image_size / 0.875)
-        count = write_beton(folder, beton, short_side, limit=options.limit, workers=options.workers)
+        transform = ImageTransform((options.image_size, options.image_size), crop_pct=0.875)
+        count = write_beton(folder, beton, transform, limit=options.limit, workers=options.workers)
         print(f"{count} images, .beton written in {time.perf_counter() - start:.1f} s")
         print(
             f"{platform.machine()} with {os.cpu_count()} cores, {options.workers} processes or threads,"
             f" batches of {options.batch_size} at {options.image_size} pixels"
         )
-        compare(folder, beton, options)
+        compare(folder, beton, transform, options)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
     base = TargetModel(model).eval()
     grid = PatchGrid(size, base.grid.patch_size)
     splits = {"train": "train", "val": "val", "test": "val"}
-    data = ImageFolders(options.data, size, splits=splits, halve=True, batch_size=BATCH, num_workers=0)
+    data = ImageFolders(options.data, base.transform, splits, 0.875, halve=True, batch_size=BATCH, num_workers=0)
     onto = exported_target(base, options.onto)
     batches = list(some_images(data, "val", options.limit, BATCH))
     pixels, labels = (torch.cat([batch[entry] for batch in batches]) for entry in ("image", "label"))

@@ -37,24 +37,34 @@ def require_ffcv() -> None:
         ) from error
 
 
-def check_beton(path: Path) -> int:
+def check_beton(path: Path, size: tuple[int, int] | None = None) -> int:
     """Count the samples of a .beton file.
 
+    Args:
+        size: height and width of its images, in pixels; `None` allows all.
+
     Raises:
-        InputError: if the file is missing or damaged, because FFCV would crash on it or hang.
+        InputError: if the file is missing, damaged or of other images, because FFCV would crash on it or hang.
     """
     if not path.is_file():
         raise InputError(f"expected a .beton file {path}, got none; write it: {command(path)}")
     try:
-        return inspect_beton(path)
+        images = inspect_beton(path)
     except ValueError as error:
         raise InputError(
             f"{path} is not a complete .beton file of images and labels: {error}; write it again: {command(path)}"
         ) from error
+    if size and ((images["height"] != size[0]) | (images["width"] != size[1])).any():
+        got = f"{images['height'][0]} × {images['width'][0]}"
+        raise InputError(
+            f"{path}: expected images of {size[0]} × {size[1]} pixels, as data.transform shows them, got {got}; write"
+            f" it again: {command(path)}"
+        )
+    return len(images)
 
 
-def inspect_beton(path: Path) -> int:
-    """Count the samples; a ValueError describes the first problem of header, fields or places of images."""
+def inspect_beton(path: Path) -> np.ndarray:
+    """Read height, width and place of every image; a ValueError describes the first problem."""
     from ffcv import types
 
     size = path.stat().st_size
@@ -82,7 +92,7 @@ def inspect_beton(path: Path) -> int:
         raise ValueError(cut)
     stored = np.fromfile(path, sample, count=samples, offset=fields_end)[f"f{list(kinds).index('image')}"]
     check_places(stored, np.fromfile(path, types.ALLOC_TABLE_TYPE, offset=table), table)
-    return samples
+    return stored
 
 
 def check_places(images: np.ndarray, regions: np.ndarray, end: int) -> None:
@@ -139,19 +149,20 @@ def describe(
         file.write_text(json.dumps(content, indent=2))
 
 
-def class_names(path: Path) -> list[str]:
-    """Class names of a .beton in the order of their labels; empty if it has no description.
+def read_description(path: Path) -> tuple[list[str], dict[str, Any]]:
+    """Class names of a .beton in the order of their labels, and its transform; both empty if it has no description.
 
     Raises:
         InputError: if the description is damaged or belongs to another file.
     """
     beside = description_file(path)
     if not beside.exists():
-        return []
+        return [], {}
     own = identity(path)
     try:
         content = json.loads(beside.read_text())
         classes = [str(name) for name in content["classes"]]
+        transform = dict(content["settings"]["transform"])
         described = {name: content[name] for name in own}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -162,9 +173,9 @@ def class_names(path: Path) -> list[str]:
             f"expected {path} and {beside} to be written together, got the description of another file; write both"
             f" again: {command(path)}"
         )
-    return classes
+    return classes, transform
 
 
 def command(path: Path) -> str:
     """The command that writes a .beton."""
-    return f"python -m datamodules.write_beton <image folder> {path}"
+    return f"python -m datamodules.write_beton <image folder> {path} --model <name in timm>"

@@ -14,6 +14,7 @@ from datamodules.datasets import ImageFiles, check_below, read_json
 from datamodules.truth import Crop, Size, check_scale
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, several
+from explainers.images.transform import ImageTransform
 
 FORMAT = 'COCO\'s {"images": [...], "annotations": [...], "categories": [...]} with segmentations'
 FINER = 5  # lines of the grid on which COCO draws polygons, for each pixel
@@ -22,12 +23,12 @@ FARTHEST = 1e5  # largest coordinate of a polygon, in pixels: its points on the 
 
 def coco_masks(
     root: str | Path,
-    image_size: int,
+    transform: ImageTransform,
     images: str = "val2017",
     annotations: str = "annotations/instances_val2017.json",
     category: str | None = None,
     labelled: bool = False,
-    crop_fraction: float | None = 0.875,
+    crop_fraction: float | None = None,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
@@ -76,7 +77,7 @@ def coco_masks(
     labels = [order[number] if labelled else -1 for number in categories]
     classes = list(names.values()) if labelled else ()
     files = [paths[i] for i in chosen]
-    return ImageFiles(files, labels, image_size, classes, truth, crop_fraction, limit, skip_corrupt)
+    return ImageFiles(files, labels, transform, classes, truth, crop_fraction, limit, skip_corrupt)
 
 
 def id_of_category(category: str | None, names: Mapping[int, str]) -> int | None:

@@ -4,21 +4,21 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms.functional import pil_to_tensor
 
 from datamodules.fingerprints import digest
-from datamodules.truth import Crop, Truth, short_side
-from explainers.errors import InputError, check_distinct, check_positive
+from datamodules.truth import Crop, Truth
+from explainers.errors import InputError, check_distinct
 from explainers.images.decoding import CorruptImage, read_image
 from explainers.images.listing import existing_folder, list_images
+from explainers.images.transform import ImageTransform
 from explainers.saved.files import file_hashes, printable
 
 Sample = dict[str, Tensor | int]
@@ -41,19 +41,28 @@ def spread(length: int, limit: int | None) -> list[int]:
     return [i * length // limit for i in range(limit)]
 
 
-def check_crop(image_size: int, crop_fraction: float | None) -> None:
-    """Raise an InputError unless the crop has pixels, and keeps at most the whole image."""
-    if not isinstance(image_size, int):
-        raise InputError(
-            f"image_size={image_size}: data sets are cropped to squares: set grid.image_size to one number"
+def choose_transform(transform: ImageTransform, crop_fraction: float | None) -> ImageTransform:
+    """The transform of a data set: the target's own, or middle crops; warn if these show other pixels.
+
+    Args:
+        transform: the target's own.
+        crop_fraction: fraction of the height and width that the crop keeps, above 0 and at most 1; `None` takes
+            `transform`.
+    """
+    if crop_fraction is None:
+        return transform
+    crops = ImageTransform(transform.size, crop_pct=crop_fraction, rounds=False)  # rounded down as in FFCV
+    if replace(transform, fill=crops.fill, rounds=False) != crops:
+        warnings.warn(
+            f"crop_fraction={crop_fraction}: the data set shows {crops}, and the target's own are {transform}, which"
+            " crop_fraction=null takes",
+            stacklevel=2,
         )
-    check_positive(image_size=image_size)
-    if crop_fraction is not None and not 0 < crop_fraction <= 1:
-        raise InputError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
+    return crops
 
 
 class ImageFiles(Dataset[Sample | None]):
-    """Image files, with the short side scaled to image_size / crop_fraction and the centre cropped.
+    """Image files, as a model sees them.
 
     Images are turned upright by their EXIF orientation, as image viewers do. Images with boxes keep their stored rows
     and columns, in whose pixels boxes are.
@@ -61,11 +70,10 @@ class ImageFiles(Dataset[Sample | None]):
     Args:
         paths: file of every sample.
         labels: class index of every sample; -1 if unknown.
-        image_size: side of the crop, in pixels.
+        transform: how images become samples of H × W pixels.
         classes: class names in the order of their labels; empty if the classes have no names.
         truth: where the objects are in the images of `paths`; each sample then has a `truth` mask.
-        crop_fraction: fraction of the short side that the crop keeps, above 0 and at most 1; `None` stretches the whole
-            image to the square instead, as Chefer et al. (2021) do.
+        crop_fraction: see `choose_transform`.
         limit: maximum number of samples, spread evenly over `paths`; `None` takes all.
         skip_corrupt: for an image that cannot be decoded, warn, return None and mark it in `corrupt`, instead of
             raising an error.
@@ -75,14 +83,14 @@ class ImageFiles(Dataset[Sample | None]):
         self,
         paths: Sequence[Path | str],
         labels: Sequence[int],
-        image_size: int,
+        transform: ImageTransform,
         classes: Sequence[str] = (),
         truth: Truth | None = None,
-        crop_fraction: float | None = 0.875,
+        crop_fraction: float | None = None,
         limit: int | None = None,
         skip_corrupt: bool = False,
     ) -> None:
-        check_crop(image_size, crop_fraction)
+        self.transform = choose_transform(transform, crop_fraction)
         self.positions = spread(len(paths), limit)
         # An array: reading a string of a list updates its reference count, so every loader process would copy the list
         self._paths = np.array([os.fsencode(paths[i]) for i in self.positions], dtype=np.bytes_)
@@ -91,13 +99,11 @@ class ImageFiles(Dataset[Sample | None]):
         self.classes = list(classes)
         self.skip_corrupt = skip_corrupt
         self.corrupt = torch.zeros(len(self.positions), dtype=torch.bool).share_memory_()  # loader processes mark them
-        self.image_size = image_size
-        self.short_side = short_side(image_size, crop_fraction)
 
     def fingerprint(self) -> dict[str, str]:
         """A hash for each entry of the samples: equal for equal contents in the same order; file names do not count."""
         hashes = file_hashes([self.path(index) for index in range(len(self))])
-        image = digest(hashes, self.image_size, self.short_side, self.truth is None)  # with boxes, it is not turned
+        image = digest(hashes, asdict(self.transform), self.truth is None)  # with boxes, it is not turned
         entries = {"image": image, "label": digest(self.labels.tolist())}
         if self.truth is None:
             return entries
@@ -123,13 +129,11 @@ class ImageFiles(Dataset[Sample | None]):
     def _read(self, index: int) -> Sample:
         upright = self.truth is None or self.truth.is_upright(self.positions[index], self.path(index))
         stored = read_image(self.path(index), upright)
-        crop = Crop((stored.height, stored.width), self.short_side, self.image_size)
-        resized = stored.resize((crop.resized[1], crop.resized[0]), Image.Resampling.BICUBIC)  # antialiased
-        row, column = crop.offset
-        pixels = pil_to_tensor(resized.crop((column, row, column + crop.size, row + crop.size)))
-        sample: Sample = {"image": pixels.contiguous(), "label": int(self.labels[index]), "index": index}
+        image = self.transform(stored)
+        sample: Sample = {"image": image, "label": int(self.labels[index]), "index": index}
         if self.truth is not None:
             try:
+                crop = Crop((stored.height, stored.width), self.transform)
                 sample["truth"] = self.truth.mask(self.positions[index], crop)
             except InputError as error:
                 raise type(error)(f"{self.path(index)}: {error}") from error
@@ -185,8 +189,8 @@ def select_part(files: Sequence[File], held_out: bool | None, root: str | Path) 
 
 def unlabelled_images(
     roots: Sequence[str] | None,
-    image_size: int,
-    crop_fraction: float | None = 0.875,
+    transform: ImageTransform,
+    crop_fraction: float | None = None,
     limit: int | None = None,
     skip_corrupt: bool = False,
     exclude: Sequence[str] = (),
@@ -223,7 +227,7 @@ def unlabelled_images(
     if not paths:
         raise InputError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
     paths = list(select_part(paths, held_out, root or ""))
-    return ImageFiles(paths, [-1] * len(paths), image_size, (), None, crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, [-1] * len(paths), transform, (), None, crop_fraction, limit, skip_corrupt)
 
 
 def read_json(path: Path) -> Any:

@@ -1,12 +1,14 @@
 """Images from .beton files, decoded by FFCV: the same batches in the same order as `datamodules.images`, but faster.
 
-FFCV only decodes and crops. The model augments and normalises on its own device: FFCV's augmentations cannot be seeded,
-and its loader hangs if images are normalised after `ToTensor`, because a pipeline may change from compiled stages to
-Python stages only once.
+FFCV only decodes: `write_beton` stores what the model sees. The model augments and normalises on its own device:
+FFCV's augmentations cannot be seeded, and its loader hangs if images are normalised after `ToTensor`, because a
+pipeline may change from compiled stages to Python stages only once.
 """
 
+import json
 import warnings
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,14 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from datamodules.beton import check_beton, class_names, description_file, keep_torch_threads, require_ffcv
-from datamodules.datasets import check_crop
-from datamodules.fingerprints import digest
+from datamodules.beton import check_beton, description_file, keep_torch_threads, read_description, require_ffcv
+from datamodules.datasets import choose_transform
 from datamodules.images import SPLITS, check_same_classes
 from datamodules.loaders import Resumable, Shard, check_loading, read_division, shuffle
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.saved.files import file_hashes
+from explainers.saved.records import first_difference
 
 if TYPE_CHECKING:
     from ffcv.loader import Loader
@@ -98,28 +101,19 @@ def as_batch(fields: dict[str, Tensor], positions: np.ndarray) -> dict[str, Tens
 
 
 def ffcv_loader(
-    path: str,
-    indices: np.ndarray,
-    crop: int,
-    short_side: int,
-    batch_size: int,
-    threads: int,
-    os_cache: bool,
-    drop_last: bool,
+    path: str, indices: np.ndarray, batch_size: int, threads: int, os_cache: bool, drop_last: bool
 ) -> "Loader":
-    """Build FFCV's loader of the samples `indices`: crops of side `crop` from images scaled to `short_side`."""
+    """Build FFCV's loader of the samples `indices`, whose images have one size."""
     from ffcv.fields.basics import IntDecoder
-    from ffcv.fields.rgb_image import CenterCropRGBImageDecoder
+    from ffcv.fields.rgb_image import SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.reader import Reader
     from ffcv.transforms import ToTensor, ToTorchImage
     from numba import config
 
-    # FFCV rounds ratio * short side down: half a pixel more crops exactly `crop` pixels of images of side `short_side`
-    ratio = min(1.0, (crop + 0.5) / short_side)
     cores: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # Numba rejects more threads
     pipelines: dict[str, list | None] = dict.fromkeys(Reader(path).field_names)  # unknown fields stay undecoded
-    pipelines["image"] = [CenterCropRGBImageDecoder((crop, crop), ratio), ToTensor(), ToTorchImage()]
+    pipelines["image"] = [SimpleRGBImageDecoder(), ToTensor(), ToTorchImage()]
     for name in {"label", "index"} & set(pipelines):
         pipelines[name] = [IntDecoder(), ToTensor()]
     with keep_torch_threads():
@@ -143,8 +137,8 @@ class FFCV(LightningDataModule):
         train: file of the training images.
         val: file of the validation images.
         test: file of the test images.
-        image_size: side of the images, in pixels.
-        crop_fraction: fraction of the short side that the centre crop keeps.
+        transform: what images should show; a file of others is an error if their size differs, otherwise a warning.
+        crop_fraction: see `datasets.choose_transform`.
         batch_size: images per training batch and process.
         eval_batch_size: images per evaluation batch and process; `None` takes `batch_size`.
         num_workers: decoding threads, at most one per core.
@@ -157,8 +151,9 @@ class FFCV(LightningDataModule):
         train: str | None = None,
         val: str | None = None,
         test: str | None = None,
-        image_size: int = 224,
-        crop_fraction: float = 0.875,
+        *,
+        transform: ImageTransform,
+        crop_fraction: float | None = None,
         batch_size: int = 64,
         eval_batch_size: int | None = None,
         num_workers: int = 4,
@@ -167,10 +162,8 @@ class FFCV(LightningDataModule):
     ) -> None:
         super().__init__()
         check_loading(batch_size, eval_batch_size, num_workers)
-        check_crop(image_size, crop_fraction)
         self.paths = {"train": train, "val": val, "test": test}
-        self.image_size = image_size
-        self.short_side = round(image_size / crop_fraction)
+        self.transform = choose_transform(transform, crop_fraction)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size
         self.num_workers = num_workers
@@ -188,6 +181,11 @@ class FFCV(LightningDataModule):
                 f" {description_file(Path(unknown[0]))}; make sure that all splits have the same classes",
                 stacklevel=2,
             )
+        wanted = json.loads(json.dumps(asdict(self.transform)))
+        for path in {self._file(split)[0] for split in splits}:
+            stored = read_description(Path(path))[1]
+            if stored and (difference := first_difference(wanted, stored, "transform")):
+                warnings.warn(f"{path} was written with another data.transform, {difference}", stacklevel=2)
         check_same_classes(names.get("train", ()), names.get("val", ()), "write the file that lacks classes again")
 
     def train_dataloader(self) -> BetonLoader:
@@ -214,16 +212,16 @@ class FFCV(LightningDataModule):
         """Number of images of a split."""
         return self._file(split)[1]
 
-    def fingerprint(self, split: str) -> dict[str, str]:
-        """See `Images`; the hashes depend on the bytes of the file, and the hash of `image` also on the crop."""
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        """See `Images`; the hashes are that of the file."""
         path, samples = self._file(split)
         (content,) = file_hashes([path])
-        image = digest(content, self.image_size, self.short_side)
-        return {"image": image, "label": content, "images": str(samples)}
+        shown = read_description(Path(path))[1] or asdict(self.transform)
+        return {"image": content, "label": content, "images": str(samples), "transform": shown}
 
     def class_names(self, split: str) -> list[str]:
         """Class names of a split in the order of their labels; empty if no description names them."""
-        return class_names(Path(self._file(split)[0]))
+        return read_description(Path(self._file(split)[0]))[0]
 
     @property
     def classes(self) -> list[str]:
@@ -236,10 +234,9 @@ class FFCV(LightningDataModule):
         if path is None:
             raise InputError(f"expected a .beton file for {split}, got none; set data.{split}, or skip that stage")
         require_ffcv()
-        return path, check_beton(Path(path))
+        return path, check_beton(Path(path), self.transform.size)
 
     def _loader(self, path: str, sampler: DistributedSampler, batch_size: int) -> BetonLoader:
         order = np.fromiter(sampler, dtype=np.uint64)
-        sides = (self.image_size, self.short_side)
-        loader = ffcv_loader(path, order, *sides, batch_size, self.num_workers, self.os_cache, sampler.drop_last)
+        loader = ffcv_loader(path, order, batch_size, self.num_workers, self.os_cache, sampler.drop_last)
         return BetonLoader(loader, sampler)

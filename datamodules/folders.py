@@ -9,12 +9,13 @@ from datamodules.datasets import ImageFiles, own_folder, select_part
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, list_images
+from explainers.images.transform import ImageTransform
 
 
 def image_folder(
     root: str | Path,
-    image_size: int,
-    crop_fraction: float | None = 0.875,
+    transform: ImageTransform,
+    crop_fraction: float | None = None,
     limit: int | None = None,
     skip_corrupt: bool = False,
     half: int | None = None,
@@ -55,7 +56,7 @@ def image_folder(
             " data.halve=false"
         )
     paths, labels = zip(*files, strict=True)
-    return ImageFiles(paths, labels, image_size, classes, None, crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, labels, transform, classes, None, crop_fraction, limit, skip_corrupt)
 
 
 def find_split_folder(root: str, splits: Mapping[str, str | None], split: str, **options: Any) -> ImageFiles:
@@ -76,9 +77,9 @@ class ImageFolders(Images):
 
     Args:
         root: folder that holds the splits.
-        image_size: side of the images, in pixels.
+        transform: how images become samples of H × W pixels.
         splits: split → its folder below `root`; a split whose folder is `None` or left out has no images.
-        crop_fraction: fraction of the short side that the centre crop keeps; `None` stretches images, see `ImageFiles`.
+        crop_fraction: see `datasets.choose_transform`.
         limit: split → maximum number of images, spread evenly over the classes; `None` takes all.
         halve: if `val` and `test` are the same folder, each takes every second image of it.
         skip_corrupt: warn of images that cannot be decoded, and replace them or leave them out, see `Images`;
@@ -88,9 +89,9 @@ class ImageFolders(Images):
     def __init__(
         self,
         root: str,
-        image_size: int,
+        transform: ImageTransform,
         splits: Mapping[str, str | None],
-        crop_fraction: float | None = 0.875,
+        crop_fraction: float | None = None,
         limit: Mapping[str, int | None] | None = None,
         halve: bool = False,
         skip_corrupt: bool = False,
@@ -102,7 +103,7 @@ class ImageFolders(Images):
     ) -> None:
         halves = {"val": 0, "test": 1} if halve and splits.get("val") == splits.get("test") else {}
         build = partial(find_split_folder, root, splits)
-        options = {"image_size": image_size, "crop_fraction": crop_fraction, "skip_corrupt": skip_corrupt}
+        options = {"transform": transform, "crop_fraction": crop_fraction, "skip_corrupt": skip_corrupt}
         train, val, test = (
             None
             if splits.get(split) is None

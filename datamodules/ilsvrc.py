@@ -13,6 +13,7 @@ from datamodules.datasets import ImageFiles, check_below, read_json, spread
 from datamodules.truth import Box, Boxes, Size
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, list_images, several
+from explainers.images.transform import ImageTransform
 from explainers.runtime.progress import progress
 
 BOXES = ("annotations.json", "LOC_val_solution.csv", "Annotations/CLS-LOC/val", "ILSVRC/Annotations/CLS-LOC/val", "val")
@@ -32,10 +33,10 @@ class Annotation(NamedTuple):
 
 def annotated_images(
     root: str | Path,
-    image_size: int,
+    transform: ImageTransform,
     annotations: str = "annotations.json",
     classes: str | None = None,
-    crop_fraction: float | None = 0.875,
+    crop_fraction: float | None = None,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
@@ -62,15 +63,15 @@ def annotated_images(
         ) from error
     check_below(folder, paths, folder / annotations)
     names = read_json(folder / classes)["wnids"] if classes else ()
-    return ImageFiles(paths, labels, image_size, names, Boxes(boxes), crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, labels, transform, names, Boxes(boxes), crop_fraction, limit, skip_corrupt)
 
 
 def imagenet_boxes(
     root: str | Path,
-    image_size: int,
+    transform: ImageTransform,
     boxes: str | None = None,
     images: str | None = None,
-    crop_fraction: float | None = 0.875,
+    crop_fraction: float | None = None,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
@@ -92,7 +93,7 @@ def imagenet_boxes(
     source = find_boxes(folder, boxes)
     if source.suffix == ".json":
         classes = "classes.json" if (folder / "classes.json").is_file() else None
-        return annotated_images(folder, image_size, str(source.absolute()), classes, crop_fraction, limit, skip_corrupt)
+        return annotated_images(folder, transform, str(source.absolute()), classes, crop_fraction, limit, skip_corrupt)
     of_image = {path.stem: path for path in list_images([find_images(folder, images, source)])[0]}
     of_boxes: Any = {path.stem: path for path in source.glob("*.xml")} if source.is_dir() else read_csv(source)
     names = names_in_both(of_image, of_boxes, source)
@@ -103,7 +104,7 @@ def imagenet_boxes(
     truth = Boxes([one.boxes for one in annotations], sizes or None)
     labels = imagenet_labels([one.wnid for one in annotations], source)
     paths = [of_image[name] for name in chosen]
-    return ImageFiles(paths, labels, image_size, imagenet_classes(), truth, crop_fraction, None, skip_corrupt)
+    return ImageFiles(paths, labels, transform, imagenet_classes(), truth, crop_fraction, None, skip_corrupt)
 
 
 def find_boxes(folder: Path, named: str | None) -> Path:

@@ -1,6 +1,7 @@
 """The datamodule of image data sets."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -86,9 +87,13 @@ class Images(LightningDataModule):
         """Number of images of a split."""
         return len(self.dataset(split))
 
-    def fingerprint(self, split: str) -> dict[str, str]:
-        """Identify the samples of a split: a hash for each of their entries, and `images`, their number as a text."""
-        return self.dataset(split).fingerprint() | {"images": str(self.size(split))}
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        """Identify the samples of a split: a hash for each of their entries, `images`, their number as a text, and how
+        they became samples, `transform`, unless they are drawn.
+        """
+        dataset = self.dataset(split)
+        shown = {"transform": asdict(dataset.transform)} if hasattr(dataset, "transform") else {}
+        return dataset.fingerprint() | {"images": str(self.size(split))} | shown
 
     def class_names(self, split: str) -> list[str]:
         """Class names of a split in the order of their labels; empty if they are unknown."""

@@ -1,5 +1,6 @@
 """Images with masks of their objects, image files of the same names: black and white, or with ids of classes."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.datasets import ImageFiles, check_crop, spread
+from datamodules.datasets import ImageFiles, choose_transform, spread
 from datamodules.ilsvrc import imagenet_classes, imagenet_labels
-from datamodules.truth import Crop, check_scale, is_scaled, short_side
+from datamodules.truth import Crop, check_scale, is_scaled
 from explainers.errors import InputError, check_range
 from explainers.images.decoding import CorruptImage, decode, read_orientation, read_stored_size, turn_upright
 from explainers.images.listing import existing_folder, list_images, several
+from explainers.images.transform import ImageTransform
 from explainers.runtime.progress import progress
 from explainers.saved.files import file_hashes
 
@@ -28,10 +30,10 @@ LAYOUT = "<root>/images/<name>.jpg and <root>/masks/<name>.png"
 
 def masked_images(
     root: str | Path,
-    image_size: int,
+    transform: ImageTransform,
     images: str = "images",
     masks: str = "masks",
-    crop_fraction: float | None = 0.875,
+    crop_fraction: float | None = None,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
@@ -52,25 +54,25 @@ def masked_images(
     """
     pairs = pair_files(Path(root), images, masks)
     paths, files = zip(*pairs, strict=True)
-    return ImageFiles(paths, [-1] * len(paths), image_size, (), Masks(files), crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, [-1] * len(paths), transform, (), Masks(files), crop_fraction, limit, skip_corrupt)
 
 
 def class_masks(
     root: str | Path,
-    image_size: int,
+    transform: ImageTransform,
     images: str = "images",
     masks: str = "masks",
     classes: Sequence[str] | None = None,
     ignored: Sequence[int] = (),
     least_area: float = 0.05,
     imagenet: bool = False,
-    crop_fraction: float | None = 0.875,
+    crop_fraction: float | None = None,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
     """Images with masks whose pixels hold ids of classes. The label of an image is the class with the largest area.
 
-    Areas are those in the sample, after resize and crop; `truth` holds the pixels of the label. Images in which no
+    Areas are those in the sample; `truth` holds the pixels of the label. Images in which no
     class is large enough are left out with a warning. For other arguments see `masked_images`.
 
     Args:
@@ -84,13 +86,12 @@ def class_masks(
     Raises:
         InputError: if a folder is missing, no image has a mask, a mask holds an unknown id, or a class is unknown.
     """
-    check_crop(image_size, crop_fraction)
+    shown = choose_transform(transform, crop_fraction)
     check_range(0, 1, least_area=least_area)
     folder = Path(root) / images
     pairs = pair_files(Path(root), images, masks)
     names = list(classes) if classes else sorted(path.name for path in folder.iterdir() if path.is_dir())
-    sides = image_size, short_side(image_size, crop_fraction)
-    find = partial(largest_class, *sides, len(names), ignored, least_area, skip_corrupt)
+    find = partial(largest_class, shown, len(names), ignored, least_area, skip_corrupt)
     chosen = [pairs[i] for i in spread(len(pairs), limit)]
     ids = []
     with ThreadPoolExecutor() as threads, progress("reading masks", len(chosen), "mask", delay=2) as bar:
@@ -109,12 +110,11 @@ def class_masks(
     of_samples = [labels[number - 1] for number in numbers]
     truth = Masks(files, numbers)
     of_labels = imagenet_classes() if imagenet else names
-    return ImageFiles(paths, of_samples, image_size, of_labels, truth, crop_fraction, None, skip_corrupt)
+    return ImageFiles(paths, of_samples, shown, of_labels, truth, None, None, skip_corrupt)
 
 
 def largest_class(
-    size: int,
-    short_side: int | None,
+    transform: ImageTransform,
     classes: int,
     ignored: Sequence[int],
     least_area: float,
@@ -124,7 +124,7 @@ def largest_class(
     """The id of the largest class in a sample; 0 if none is large enough, `None` for a corrupt image or mask.
 
     Args:
-        size: see `Crop`, as `short_side`.
+        transform: see `Crop`.
         classes: number of classes; their ids are 1, 2, ...
         ignored: ids that are no class.
         least_area: smallest area, as a fraction of the sample.
@@ -134,7 +134,7 @@ def largest_class(
     try:
         stored = read_stored_size(pair[0])
         turned = is_drawn_upright(*pair) and read_orientation(pair[0]) in SWAPPED
-        crop = Crop(stored[::-1] if turned else stored, short_side, size)
+        crop = Crop(stored[::-1] if turned else stored, transform)
         ids = read_ids(pair[1])
     except CorruptImage as error:
         if not skip_corrupt:
@@ -149,7 +149,7 @@ def largest_class(
             " classes (classes), or ignore the id (ignored)"
         )
     largest = int(areas.argmax())
-    return largest if areas[largest] >= max(1, least_area * size**2) else 0
+    return largest if areas[largest] >= max(1, least_area * math.prod(transform.size)) else 0
 
 
 def is_drawn_upright(image: Path, mask: Path) -> bool:

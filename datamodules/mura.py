@@ -6,6 +6,7 @@ from typing import Literal
 from datamodules.datasets import ImageFiles
 from explainers.errors import InputError, checks_choices
 from explainers.images.listing import existing_folder, list_images
+from explainers.images.transform import ImageTransform
 
 CLASSES = ("negative", "positive")
 LAYOUT = "<root>/<split>/XR_WRIST/patient00001/study1_positive/image1.png"
@@ -15,14 +16,14 @@ LAYOUT = "<root>/<split>/XR_WRIST/patient00001/study1_positive/image1.png"
 def mura(
     root: str | Path,
     split: Literal["train", "valid"],
-    image_size: int,
-    crop_fraction: float = 1.0,
+    transform: ImageTransform,
+    crop_fraction: float | None = None,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
     """Read the images below <root>/<split>, in the layout that Stanford publishes, with the labels of their studies.
 
-    The files are grey images of several sizes. A sample has three equal channels, and shows the square centre.
+    The files are grey images of several sizes. A sample has three equal channels.
     For other arguments see `ImageFiles`.
 
     Args:
@@ -37,7 +38,7 @@ def mura(
     if not paths:
         raise InputError(f"expected images like {LAYOUT}, got none below {Path(root) / split}; correct the root")
     labels = [study_label(path) for path in paths]
-    return ImageFiles(paths, labels, image_size, CLASSES, None, crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, labels, transform, CLASSES, None, crop_fraction, limit, skip_corrupt)
 
 
 def study_label(path: Path) -> int:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from filelock import FileLock
 from PIL import Image
 from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10, CIFAR100, DTD, GTSRB, MNIST, SUN397, SVHN, EuroSAT, ImageFolder, StanfordCars
-from torchvision.transforms.functional import pil_to_tensor
 
-from datamodules.datasets import ImageFiles, Sample, spread
+from datamodules.datasets import ImageFiles, Sample, choose_transform, spread
 from datamodules.fingerprints import digest
 from datamodules.images import Images
-from explainers.errors import InputError, check_positive
-from explainers.images.decoding import convert_to_rgb, resize_short_side
+from explainers.errors import InputError
+from explainers.images.decoding import convert_to_rgb
+from explainers.images.transform import ImageTransform
 
 
 def named(classes: str) -> tuple[str, ...]:
@@ -88,49 +88,54 @@ HELD_OUT = 5
 
 
 class ImageArrays(Dataset[Sample]):
-    """Small square images in memory, scaled with bicubic interpolation.
+    """Small images in memory, as a model sees them.
 
     Args:
-        pixels: uint8, (B, H, W) grey or (B, H, W, 3) RGB, with H = W.
+        pixels: uint8, (B, H, W) grey or (B, H, W, 3) RGB.
         labels: class index of every image.
         classes: class names in the order of their labels.
         chosen: positions of the samples in `pixels`.
-        image_size: side of the scaled images, in pixels.
+        transform: how images become samples.
     """
 
     def __init__(
-        self, pixels: np.ndarray, labels: Sequence[int], classes: Sequence[str], chosen: Sequence[int], image_size: int
+        self,
+        pixels: np.ndarray,
+        labels: Sequence[int],
+        classes: Sequence[str],
+        chosen: Sequence[int],
+        transform: ImageTransform,
     ) -> None:
-        check_positive(image_size=image_size)
         self.pixels = pixels
         self.chosen = chosen
-        self.image_size = image_size
+        self.transform = transform
         self.classes = list(classes)
         self.labels = torch.tensor([int(labels[i]) for i in chosen])  # int64, one for each sample
 
     def fingerprint(self) -> dict[str, str]:
         """A hash for each entry of the samples: equal for equal contents in the same order."""
         pixels = (self.pixels[i].tobytes() for i in self.chosen)
-        return {"image": digest(self.image_size, *pixels), "label": digest(self.labels.tolist())}
+        return {"image": digest(asdict(self.transform), *pixels), "label": digest(self.labels.tolist())}
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __getitem__(self, index: int) -> Sample:
-        image = resize_short_side(convert_to_rgb(Image.fromarray(self.pixels[self.chosen[index]])), self.image_size)
-        return {"image": pil_to_tensor(image).contiguous(), "label": int(self.labels[index]), "index": index}
+        image = self.transform(convert_to_rgb(Image.fromarray(self.pixels[self.chosen[index]])))
+        return {"image": image, "label": int(self.labels[index]), "index": index}
 
 
 def torchvision_images(
     root: str | Path,
     name: str,
     split: str,
-    image_size: int,
+    transform: ImageTransform,
+    crop_fraction: float | None = None,
     download: bool = False,
     limit: int | None = None,
     half: int | None = None,
 ) -> ImageArrays | ImageFiles:
-    """Read a split of a data set of torchvision, as upright RGB images: short side scaled, centre cropped.
+    """Read a split of a data set of torchvision, as upright RGB images.
 
     Of a data set without validation images, `val` are the test images. `RESISC45`, `EuroSAT` and `SUN397` have no
     official splits in torchvision: see `HELD_OUT`. For other arguments see `TorchvisionImages`.
@@ -157,9 +162,9 @@ def torchvision_images(
     chosen = [chosen[i] for i in spread(len(chosen), limit)]
     classes = stored.classes or [readable_scene(each) for each in data.classes]
     if isinstance(images, np.ndarray):
-        return ImageArrays(images, labels, classes, chosen, image_size)
+        return ImageArrays(images, labels, classes, chosen, choose_transform(transform, crop_fraction))
     paths = [images[i] for i in chosen]
-    return ImageFiles(paths, [int(labels[i]) for i in chosen], image_size, classes, crop_fraction=1.0)
+    return ImageFiles(paths, [int(labels[i]) for i in chosen], transform, classes, crop_fraction=crop_fraction)
 
 
 def split_options(reader: Callable[..., Any], split: str) -> dict[str, Any]:
@@ -225,7 +230,8 @@ class TorchvisionImages(Images):
     Args:
         root: folder of all data sets of torchvision.
         name: one of `DATA_SETS`.
-        image_size: side of the images, in pixels.
+        transform: how images become samples of H × W pixels.
+        crop_fraction: see `datasets.choose_transform`.
         download: let torchvision download the data set if it is missing.
         limit: split → maximum number of images, spread evenly; `None` takes all.
         halve: if `val` and `test` are the same images, each takes every second of them.
@@ -235,7 +241,8 @@ class TorchvisionImages(Images):
         self,
         root: str,
         name: str,
-        image_size: int,
+        transform: ImageTransform,
+        crop_fraction: float | None = None,
         download: bool = False,
         limit: Mapping[str, int | None] | None = None,
         halve: bool = False,
@@ -246,9 +253,9 @@ class TorchvisionImages(Images):
         seed: int = 0,
     ) -> None:
         halves = {"val": 0, "test": 1} if halve and name != "DTD" else {}
-        build = partial(torchvision_images, root, name, image_size=image_size, download=download)
+        build = partial(torchvision_images, root, name, crop_fraction=crop_fraction, download=download)
         train, val, test = (
-            partial(build, split=split, limit=(limit or {}).get(split), half=halves.get(split))
+            partial(build, split, transform, limit=(limit or {}).get(split), half=halves.get(split))
             for split in ("train", "val", "test")
         )
         super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed, templates)

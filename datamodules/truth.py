@@ -1,4 +1,4 @@
-"""Where the objects of images are, in pixels of a crop: boxes and masks follow their image through resize and crop."""
+"""Where the objects of images are, in pixels of a sample: boxes and masks follow their image through its transform."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,59 +9,55 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.images.decoding import scale_size
+from explainers.images.transform import ImageTransform
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 Size = tuple[int, int]  # height, width, in pixels
 
 
-def short_side(image_size: int, crop_fraction: float | None) -> int | None:
-    """The short side of a resized image of which the square in the centre keeps `crop_fraction`, in pixels."""
-    return None if crop_fraction is None else round(image_size / crop_fraction)
-
-
 @dataclass(frozen=True)
 class Crop:
-    """The square in the centre of a resized image, which a sample shows.
+    """What a sample shows of a stored image.
 
     Args:
         stored: height and width of the stored image.
-        short_side: short side of the resized image, in pixels; `None` stretches the image to the square.
-        size: H and W, the side of the square, in pixels.
+        transform: how it becomes the sample of H × W pixels.
     """
 
     stored: Size
-    short_side: int | None
-    size: int
+    transform: ImageTransform
 
     @property
     def resized(self) -> Size:
         """Height and width of the resized image."""
-        return (self.size, self.size) if self.short_side is None else scale_size(self.stored, self.short_side)
+        width, height = self.transform.place(*self.stored[::-1])[0]
+        return height, width
 
     @property
     def offset(self) -> Size:
-        """First row and first column of the square in the resized image, rounded down as in FFCV."""
-        return (self.resized[0] - self.size) // 2, (self.resized[1] - self.size) // 2
+        """First row and first column of the sample in the resized image; negative where it has a border."""
+        _, left, top = self.transform.place(*self.stored[::-1])
+        return top, left
 
     def of_mask(self, mask: Tensor) -> Tensor:
-        """The square of a mask that is resized like the image, by nearest neighbours.
+        """What the sample shows of a mask that is resized like the image, by nearest neighbours.
 
         Args:
             mask: any type, (rows, columns); it may have another scale than the stored image.
 
         Returns:
-            The same type, (H, W): of each pixel's centre, the value of `mask` there.
+            The same type, (H, W): of each pixel's centre, the value of `mask` there; 0 beside the image.
 
         >>> mask = torch.arange(16).view(4, 4)
-        >>> Crop(stored=(4, 4), short_side=2, size=2).of_mask(mask).tolist()
+        >>> Crop((4, 4), ImageTransform((2, 2))).of_mask(mask).tolist()
         [[5, 7], [13, 15]]
         """
-        rows, columns = (
-            ((2 * (torch.arange(self.size) + start) + 1) * own).div(2 * side, rounding_mode="floor")
-            for start, own, side in zip(self.offset, mask.shape, self.resized, strict=True)
-        )
-        return mask[rows][:, columns]
+        for dim, (length, start) in enumerate(zip(self.transform.size, self.offset, strict=True)):
+            own, side = mask.shape[dim], self.resized[dim]
+            position = ((2 * (torch.arange(length) + start) + 1) * own).div(2 * side, rounding_mode="floor")
+            beside = (position < 0) | (position >= own)
+            mask = mask.index_select(dim, position.clamp(0, own - 1)).index_fill(dim, beside.nonzero()[:, 0], 0)
+        return mask
 
 
 class Truth(Protocol):
@@ -99,7 +95,7 @@ class Boxes:
         drawn_on = crop.stored if self.sizes is None else self.sizes[position]
         check_scale("boxes", drawn_on, crop.stored)
         scale = (crop.resized[0] / drawn_on[0], crop.resized[1] / drawn_on[1])
-        return box_mask(self.boxes[position], crop.size, scale, crop.offset)
+        return box_mask(self.boxes[position], crop.transform.size, scale, crop.offset)
 
     def contents(self, positions: Sequence[int]) -> Any:
         """See `Truth`."""
@@ -107,20 +103,20 @@ class Boxes:
         return boxes if self.sizes is None else [boxes, [self.sizes[i] for i in positions]]
 
 
-def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset: Size) -> Tensor:
+def box_mask(boxes: Sequence[Box], size: Size, scale: tuple[float, float], offset: Size) -> Tensor:
     """Mark the pixels of a resized and cropped image whose centres lie in one of the boxes: boolean (H, W).
 
     Args:
         boxes: boxes, in pixels of the image that they were drawn on.
-        size: H and W, the side of the crop, in pixels.
+        size: H and W, in pixels.
         scale: size of the resized image divided by that of the image with the boxes, (height, width).
         offset: first (row, column) of the crop in the resized image.
 
-    >>> box_mask([(2, 0, 6, 2)], size=3, scale=(0.5, 0.5), offset=(0, 0)).int().tolist()  # columns 1 and 2 of row 0
+    >>> box_mask([(2, 0, 6, 2)], (3, 3), scale=(0.5, 0.5), offset=(0, 0)).int().tolist()  # columns 1 and 2 of row 0
     [[0, 1, 1], [0, 0, 0], [0, 0, 0]]
     """
-    mask = torch.zeros(size, size, dtype=torch.bool)
-    row, column = (torch.arange(size) + 0.5 + start for start in offset)
+    mask = torch.zeros(size, dtype=torch.bool)
+    row, column = (torch.arange(side) + 0.5 + start for side, start in zip(size, offset, strict=True))
     for left, top, right, bottom in boxes:
         inside_rows = (row >= top * scale[0]) & (row < bottom * scale[0])
         inside_columns = (column >= left * scale[1]) & (column < right * scale[1])

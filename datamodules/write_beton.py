@@ -1,10 +1,9 @@
 """Write class folders of images to a .beton file, which FFCV reads, and its class names to a file beside it.
 
-    python -m datamodules.write_beton data/imagenet/train data/imagenet/train.beton
+    python -m datamodules.write_beton data/imagenet/train data/imagenet/train.beton --model vit_small_patch16_224
 
-The samples and their order are those of `folders.image_folder`. Images are stored upright as JPEG. Their short side is
-scaled as in the torch loader, so that the FFCV loader only has to crop the centre. train.beton.json names the classes,
-the source and the settings.
+The samples and their order are those of `folders.image_folder`. What the model sees of the images is stored as JPEG, so
+that the FFCV loader only has to decode. train.beton.json names the classes, the source and the settings.
 """
 
 import argparse
@@ -17,17 +16,23 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import torch
+from torch import nn
 from tqdm import tqdm
 
 from datamodules.beton import describe, require_ffcv
-from datamodules.datasets import ImageFiles
+from datamodules.datasets import ImageFiles, choose_transform
 from datamodules.folders import image_folder
 from explainers.errors import check_positive
-from explainers.images.decoding import CorruptImage, read_image, resize_short_side
+from explainers.images.decoding import CorruptImage, read_image
+from explainers.images.transform import ImageTransform
+from explainers.models import TargetModel
+from explainers.models.fetching import create_model
 from explainers.saved.files import atomic
 
 
@@ -39,10 +44,9 @@ class StoredImages:
     black, to save time.
     """
 
-    def __init__(self, files: ImageFiles, positions: Sequence[int], image_size: int, skip_corrupt: bool) -> None:
+    def __init__(self, files: ImageFiles, positions: Sequence[int], skip_corrupt: bool) -> None:
         self.files = files
         self.positions = positions
-        self.image_size = image_size
         self.skip_corrupt = skip_corrupt
         self.unreadable = multiprocessing.Array("b", len(positions))  # 1 where an image cannot be read
         self.failed = multiprocessing.Event()
@@ -55,7 +59,7 @@ class StoredImages:
         image = np.zeros((1, 1, 3), dtype=np.uint8)
         if not self.failed.is_set():
             try:
-                image = np.array(resize_short_side(read_image(self.files.path(position)), self.image_size))
+                image = np.array(self.files.transform.show(read_image(self.files.path(position))))
             except CorruptImage:
                 self.unreadable[index] = 1
                 if not self.skip_corrupt:
@@ -139,23 +143,23 @@ def write_samples(samples: StoredImages, out: Path, quality: int, workers: int) 
 def write_beton(
     folder: str | Path,
     out: Path,
-    image_size: int = 256,
+    transform: ImageTransform,
     quality: int = 90,
     workers: int = 1,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> int:
-    """Write the images of a class folder, with a short side of `image_size` pixels; return their number.
+    """Write what a transform shows of the images of a class folder; return their number.
 
     The file has a temporary name until it and its description are complete. It is removed if writing fails; the next
     run overwrites what a killed one left.
     """
-    check_positive(image_size=image_size, quality=quality, workers=workers)
+    check_positive(quality=quality, workers=workers)
     require_ffcv()
-    files = image_folder(folder, image_size, limit=limit)
-    settings = {"image_size": image_size, "quality": quality, "limit": limit, "skip_corrupt": skip_corrupt}
+    files = image_folder(folder, transform, limit=limit)
+    settings = {"transform": asdict(transform), "quality": quality, "limit": limit, "skip_corrupt": skip_corrupt}
     with atomic(out, alone=True) as unfinished:
-        count = write_readable(files, unfinished, image_size, quality, workers, skip_corrupt)
+        count = write_readable(files, unfinished, quality, workers, skip_corrupt)
         with open(unfinished, "r+b") as file:
             os.fsync(file.fileno())  # some file systems report a full disk only now
         # Before the file gets its name: if this run is killed in between, the description fits no file, and is refused
@@ -163,13 +167,11 @@ def write_beton(
     return count
 
 
-def write_readable(
-    files: ImageFiles, unfinished: Path, image_size: int, quality: int, workers: int, skip_corrupt: bool
-) -> int:
+def write_readable(files: ImageFiles, unfinished: Path, quality: int, workers: int, skip_corrupt: bool) -> int:
     """Write all readable images; return their number. Raise if one cannot be read, unless `skip_corrupt`."""
     positions = list(range(len(files)))
     while positions:
-        samples = StoredImages(files, positions, image_size, skip_corrupt)
+        samples = StoredImages(files, positions, skip_corrupt)
         write_samples(samples, unfinished, quality, workers)
         unreadable = [position for position, flag in zip(positions, samples.unreadable[:], strict=True) if flag]
         if not unreadable:
@@ -198,11 +200,19 @@ def end(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
+def find_transform(model: str, crop_fraction: float | None) -> ImageTransform:
+    """The transform of a model of timm, or the crops in its place, see `choose_transform`."""
+    with torch.device("meta"):
+        backbone = create_model(model, pretrained=False)
+    return choose_transform(TargetModel(backbone, nn.Identity()).transform, crop_fraction)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write class folders of images as one .beton file, which FFCV reads.")
     parser.add_argument("folder", help="holds one subfolder of images per class")
     parser.add_argument("out", type=Path, help="the .beton file")
-    parser.add_argument("--image-size", type=int, default=256, help="short side of the stored images (256)")
+    parser.add_argument("--model", required=True, help="name in timm of the target, whose image transform is applied")
+    parser.add_argument("--crop-fraction", type=float, help="store the middle crop of this fraction, as crop_fraction=")
     parser.add_argument("--quality", type=int, default=90, help="JPEG quality, 1 to 100 (90)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (one per core)")
     parser.add_argument("--limit", type=int, help="maximum number of images, spread evenly over the classes")
@@ -212,7 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if signal.getsignal(number) != signal.SIG_IGN:  # which nohup sets
             signal.signal(number, end)
     try:
-        count = write_beton(**vars(options))
+        transform = find_transform(options.model, options.crop_fraction)
+        given = {key: value for key, value in vars(options).items() if key not in ("model", "crop_fraction")}
+        count = write_beton(**given, transform=transform)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     print(f"{options.out}: {count} images, {options.out.stat().st_size / 1e6:.1f} MB")

@@ -161,7 +161,10 @@ def test_a_choice_that_is_listed_twice_is_refused_unless_each_is_a_draw_of_its_o
         ),
         ("explainers and methods once, got GAE, GAE", lambda target, grid: list_explainers("a", ONE_NAME, {})),
         ("results.files once, got ", lambda target, grid: read_results(["a.json", "b.json", "./a.json"])),
-        ("roots once, got ", lambda target, grid: unlabelled_images(["tests", "tests/../tests"], 8)),
+        (
+            "roots once, got ",
+            lambda target, grid: unlabelled_images(["tests", "tests/../tests"], target.transform),
+        ),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )

@@ -3,7 +3,6 @@
 import json
 import sys
 from argparse import Namespace
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def benchmark(options: Namespace) -> None:
         "devices": devices(),
         "settings": {"removal": "zero", "levels": LEVELS, "classes": "predicted"},
         "identity": session.target.identity(),
-        "transform": asdict(session.transform),
+        "transform": result.transform,
         "images": result.images,
         "results": result.numbers,
         "differences": print_tables(result, minus),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -110,7 +111,7 @@ def measure_photos(
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"after {len(names)} of {len(photos)} images")
         raise
-    return EvaluationResult(numbers, scores.rows, names, list_columns(settings.curves))
+    return EvaluationResult(numbers, scores.rows, names, list_columns(settings.curves), asdict(session.transform))
 
 
 def add_default_methods(session: Session) -> list[Session]:

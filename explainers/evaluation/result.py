@@ -31,12 +31,14 @@ class EvaluationResult:
         scores: explainer → number → its value for each image, (images,).
         images: name of each image.
         columns: number → title of its column in the table.
+        transform: how photos became the model's images, see `ImageTransform`.
     """
 
     numbers: Mapping[str, Mapping[str, Any]]
     scores: Mapping[str, Mapping[str, Tensor]]
     images: Sequence[str]
     columns: Mapping[str, str]
+    transform: Mapping[str, Any]
 
     def __repr__(self) -> str:
         return text_table(self.numbers, self.columns, f"{len(self.images)} image{'s' * (len(self.images) != 1)}")

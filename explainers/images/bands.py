@@ -1,7 +1,7 @@
 """Images of any number of channels and bits: what becomes of them for a model, and for pictures."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -115,13 +115,17 @@ class PixelFormat:
 def see_pixels(image: Image.Image | np.ndarray, transform: ImageTransform) -> tuple[Tensor, Box]:
     """Return what a model sees of an image that `PixelFormat.convert` returns, (C, H, W), and where in it that is.
 
-    Bands are resized one by one, those of 16 bits as floats.
+    Bands are resized one by one, those of 16 bits as floats, with values beside the image of 257 times `fill`.
     """
     if isinstance(image, Image.Image):
         return transform.see(image)
     rows, columns, count = image.shape
     single = image if image.dtype == np.uint8 else image.astype(np.float32)
-    seen = [transform(Image.fromarray(np.ascontiguousarray(single[..., band]))) for band in range(count)]
+    fills = np.resize(transform.fill, count) * (1 if image.dtype == np.uint8 else 257)
+    seen = [
+        replace(transform, fill=(int(fill),))(Image.fromarray(np.ascontiguousarray(single[..., band])))
+        for band, fill in enumerate(fills)
+    ]
     pixels = torch.cat(seen).numpy()
     if image.dtype != np.uint8:  # bicubic filters overshoot
         pixels = pixels.clip(0, 65535).round().astype(np.uint16)

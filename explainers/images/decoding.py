@@ -235,15 +235,6 @@ def turn_upright(image: Image.Image) -> None:
         return
 
 
-def resize_short_side(image: Image.Image, size: int) -> Image.Image:
-    """Scale the short side to `size` pixels and keep the aspect ratio; bicubic, antialiased.
-
-    >>> resize_short_side(Image.new("RGB", (400, 200)), 100).size
-    (200, 100)
-    """
-    return image.resize(scale_size(image.size, size), Image.Resampling.BICUBIC)
-
-
 def scale_size(size: tuple[int, int], short_side: int) -> tuple[int, int]:
     """Both sides of an image whose short side is scaled to `short_side` pixels; the long one is rounded down."""
     first, second = (side * short_side // min(size) for side in size)

@@ -10,13 +10,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from explainers.errors import InputError, check_choices
 from explainers.images.decoding import scale_size
+from explainers.masking import read_size
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom of a rectangle in a photo, in pixels; beyond its edges where it is padded."""
 
 Resize = Literal["center", "squash", "border"]
 """How a photo becomes as large as the model's images: timm's names."""
+
+Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 ELONGATED = 10
 """Resized pixels for each pixel that the model sees, above which only these are resized, to save memory."""
@@ -34,7 +38,7 @@ class ImageTransform:
             photo fits in, with `fill` around it; `squash` stretches the photo to the rectangle.
         crop_pct: fraction of the resized height and width that the model sees, above 0 and at most 1.
         interpolation: name of Pillow's filter; all but `nearest` are antialiased.
-        fill: value of each channel beside a photo, from 0 to 255.
+        fill: value of each channel beside a photo, from 0 to 255, the mean of the model's channels.
         rounds: round the first row and column of the crop to the nearest integer, as timm and torchvision do;
             otherwise down, as transformers does.
     """
@@ -45,6 +49,14 @@ class ImageTransform:
     interpolation: str = "bicubic"
     fill: tuple[int, ...] = (0, 0, 0)
     rounds: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", read_size(self.size))  # configs give one number, or lists
+        object.__setattr__(self, "fill", tuple(self.fill))
+        chosen = {"resize": self.resize, "interpolation": self.interpolation}
+        check_choices(chosen, {"resize": Resize, "interpolation": Interpolation})
+        if not 0 < self.crop_pct <= 1:
+            raise InputError(f"expected crop_pct (crop_fraction) to be above 0 and at most 1, got {self.crop_pct}")
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any], size: tuple[int, int]) -> "ImageTransform":
@@ -60,7 +72,7 @@ class ImageTransform:
         """Return what the model sees of an upright photo as an image of H × W pixels."""
         height, width = self.size
         resampling = Image.Resampling[self.interpolation.upper()]
-        resized, left, top = self._place(*photo.size)
+        resized, left, top = self.place(*photo.size)
         if math.prod(resized) > ELONGATED * math.prod(self.size):
             return photo.resize((width, height), resampling, self.box(*photo.size))
         whole = photo.resize(resized, resampling)
@@ -90,12 +102,15 @@ class ImageTransform:
         >>> ImageTransform().box(400, 200), ImageTransform(resize="border").box(400, 200)
         ((100.0, 0.0, 300.0, 200.0), (0.0, -100.0, 400.0, 300.0))
         """
-        (across, down), left, top = self._place(width, height)
+        (across, down), left, top = self.place(width, height)
         x, y = width / across, height / down
         return left * x, top * y, (left + self.size[1]) * x, (top + self.size[0]) * y
 
-    def _place(self, width: int, height: int) -> tuple[tuple[int, int], int, int]:
-        """Return width and height of a resized photo, and the first column and row that the model sees in it."""
+    def place(self, width: int, height: int) -> tuple[tuple[int, int], int, int]:
+        """Return width and height of a resized photo, and the first column and row that the model sees in it.
+
+        Both are negative where there is a border.
+        """
         # 224 / (224 / 232) is below 232 by rounding
         rows, columns = (math.floor(side / self.crop_pct + 1e-6) for side in self.size)
         if self.resize == "squash":

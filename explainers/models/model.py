@@ -216,9 +216,9 @@ class TargetModel(nn.Module):
     def transform(self) -> ImageTransform:
         """How photos become the images that the model was trained to see."""
         own: ImageTransform | None = self.backbone.pretrained_cfg.get("transform")  # of another library than timm
-        if own is not None:
-            return replace(own, size=self.grid.size)
-        return ImageTransform.from_timm(timm.data.resolve_model_data_config(self.backbone), self.grid.size)
+        size, fill = self.grid.size, tuple(round(255 * value) for value in self.mean.flatten().tolist())
+        own = own or ImageTransform.from_timm(timm.data.resolve_model_data_config(self.backbone), size)
+        return replace(own, size=size, fill=fill)
 
     def check_grid(self, grid: PatchGrid) -> None:
         """Raise an InputError unless a grid has the image and patch size of this model, or allows others by `differs`.

@@ -69,7 +69,8 @@ class ResultsFile:
         self, path: Path, config: Any, data: Mapping[str, Any], fresh: bool = False, processes: int = 1
     ) -> None:
         self.path = path
-        config, hashes = json.loads(json.dumps(config)), hash_files(config)  # the types that reading the file gives
+        config, data = json.loads(json.dumps([config, data]))  # the types that reading the file gives
+        hashes = hash_files(config)
         earlier = load(path) if path.exists() else {}
         known = {} if fresh else earlier.get("settings", {})
         now = {

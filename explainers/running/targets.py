@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,7 +115,8 @@ def model_default(name: str, *, _root_: DictConfig) -> Any:
     """The setting that follows from `target.model`; resolves `${model_default:blocks}` in configs/target/timm.yaml.
 
     Args:
-        name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `removals`, `functionals` or `coalitions`.
+        name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `removals`, `functionals`, `coalitions`, or
+            a field of `ImageTransform`.
     """
     if OmegaConf.is_missing(_root_.target.model, "model_name"):
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
@@ -143,10 +145,12 @@ def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
     own = given.get("_target_") == "explainers.models.as_target"
     with nullcontext() if own else torch.device("meta"):
         model = instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights})
+    with torch.device("cpu"):  # whose mean is read, whatever device the caller works on
         target = model if own else TargetModel(model, nn.Identity())
     direct = default_direct(target)
     functionals = "head" if headed else _choose_functionals(model)
     return {
+        **{key: list(value) if key == "fill" else value for key, value in asdict(target.transform).items()},
         "image_size": target.grid.image_size,
         "patch_size": target.grid.patch_size,
         "blocks": default_blocks(target),

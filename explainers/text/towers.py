@@ -4,7 +4,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from timm import list_pretrained
+from timm import get_pretrained_cfg, list_pretrained
 from torch import nn
 
 from explainers.errors import InputError, needs
@@ -169,7 +169,10 @@ def _may_belong_to(target: TargetModel, model: str) -> bool:
     """Whether a target may be the image tower of a model of open_clip: by layout, image size, language and version."""
     config = require_open_clip().get_model_config(model)
     tag = target.backbone.pretrained_cfg.get("tag") or ""
-    size = config["vision_cfg"]["image_size"] == target.backbone.pretrained_cfg["input_size"][-1]
+    trained = target.backbone.pretrained_cfg["input_size"]
+    if target.timm_name in list_pretrained(target.name):  # the target's images may be resized
+        trained = get_pretrained_cfg(target.timm_name).input_size
+    size = config["vision_cfg"]["image_size"] == trained[-1]
     plain = "hf_model_name" not in config["text_cfg"] and "multimodal_cfg" not in config
     version = ("SigLIP2" in model) == tag.startswith("v2_") and ("i18n" in model) == tag.endswith("i18n")
     return plain and size and version and _has_layout(target, model)

@@ -70,6 +70,7 @@ def test_functions_names_and_explainers_are_measured_beside_chance_and_print_as_
     result = explainers.evaluate(model, {"edges": edges, "attention": "GAE"}, tmp_path, levels=5, batch_size=2)
     assert isinstance(result, explainers.EvaluationResult)
     assert list(result.numbers) == ["Chance", "edges", "attention"] and len(result.images) == 5
+    assert result.transform["size"] == (32, 32)
     head, *rows = repr(result).splitlines()
     assert head.split() == ["5", "images", "Fidelity⁺", "↑", "Fidelity⁻", "↓", "s/image", "↓", "Passes", "↓"]
     assert [row.split()[0] for row in rows] == ["Chance", "edges", "attention"] and rows[2].count("±") == 2

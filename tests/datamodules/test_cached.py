@@ -21,6 +21,7 @@ from datamodules.folders import image_folder
 from datamodules.images import Images
 from datamodules.store import Store
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.training.sources import Features
 from explainers.tve import TVE, TVELoss
 from explainers.tve.tve import LightNetwork
@@ -168,7 +169,7 @@ def classes_of_images(folder):
     for i, name in enumerate("abcab"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 32), (40 * i, 0, 0)).save(folder / name / f"{i}.png")
-    return partial(image_folder, folder, 32)
+    return partial(image_folder, folder, ImageTransform((32, 32)))
 
 
 @pytest.mark.parametrize("limit", [None, 3])
@@ -176,7 +177,7 @@ def classes_of_images(folder):
 def test_labels_are_those_of_the_samples(target, grid, tmp_path, kind, limit):
     build = classes_of_images(tmp_path / "images")
     if kind == "unlabelled":
-        build = partial(unlabelled_images, [str(tmp_path / "images")], 32)
+        build = partial(unlabelled_images, [str(tmp_path / "images")], ImageTransform((32, 32)))
     build = partial(build, limit=limit) if kind != "digits" else partial(Digits, size=limit or 9, image_size=32)
     data = stored(tmp_path / "rows", train=build)
     fit(light(target, grid, [0]), data)
@@ -240,7 +241,7 @@ def paths(tmp_path):
 
 def read(folder, paths, *sources, labels=(0, 1, 2, 0, 1, 2), **settings):
     """One epoch on the rows of these sources: index → rows."""
-    data = partial(ImageFiles, paths, labels, 8, **settings)
+    data = partial(ImageFiles, paths, labels, ImageTransform((8, 8)), **settings)
     module = Reading(*sources)
     trainer = Trainer(accelerator="cpu", max_epochs=1, **SILENT)
     with warnings.catch_warnings():
@@ -282,7 +283,7 @@ def test_renamed_files_are_read_from_the_cache(tmp_path, paths):
 
 
 def test_a_store_tells_what_it_depends_on(tmp_path, paths):
-    data = partial(ImageFiles, paths, [0, 1, 2, 0, 1, 2], 8)
+    data = partial(ImageFiles, paths, [0, 1, 2, 0, 1, 2], ImageTransform((8, 8)))
     read(tmp_path / "rows", paths, Means(scale=2.0), Named())
     keys = {key["source"]: key for key in (json.loads(p.read_text()) for p in (tmp_path / "rows").rglob("key.json"))}
     fingerprint = data().fingerprint()

@@ -15,6 +15,7 @@ from datamodules.gtsegs import main as unpack_gtsegs
 from datamodules.ilsvrc import annotated_images
 from datamodules.masks import class_masks, masked_images, read_ids
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 
 WNIDS = ("n01440764", "n01443537", "n15075141")
 
@@ -51,7 +52,7 @@ def test_the_class_with_the_largest_area_is_the_label_and_its_pixels_are_the_tru
     write_ids(tmp_path, "cat/1", regions((0, 20), (3, 8), (1, 12)))
     write_ids(tmp_path, "cat/2", regions((255, 30), (2, 10)))
     (tmp_path / "images" / "ant").mkdir(), (tmp_path / "images" / "dog").mkdir()
-    dataset = class_masks(tmp_path, image_size=20, crop_fraction=1, ignored=[255])
+    dataset = class_masks(tmp_path, ImageTransform((20, 20)), ignored=[255])
     assert dataset.classes == ["ant", "cat", "dog"] and dataset.labels.tolist() == [0, 1]
     for i, columns in enumerate((range(14, 20), range(15, 20))):
         expected = torch.zeros(20, 20, dtype=torch.bool)
@@ -61,7 +62,7 @@ def test_the_class_with_the_largest_area_is_the_label_and_its_pixels_are_the_tru
 
 def test_areas_are_those_of_the_crop(tmp_path):
     write_ids(tmp_path, "a", np.tile(np.repeat([1, 2, 1], [30, 40, 30]), (40, 1)))  # the crop shows the middle alone
-    dataset = class_masks(tmp_path, image_size=20, classes=["x", "y"], crop_fraction=1)
+    dataset = class_masks(tmp_path, classes=["x", "y"], transform=ImageTransform((20, 20)))
     assert dataset.labels.tolist() == [1] and dataset[0]["truth"].all()
 
 
@@ -72,28 +73,28 @@ def test_imagenet_s_has_the_labels_of_imagenet_and_leaves_out_small_objects(tmp_
     write_ids(tmp_path, f"{WNIDS[1]}/b", regions((0, 39), (2, 1)), **layout)  # 2.5 %
     write_ids(tmp_path, f"{WNIDS[2]}/c", regions((0, 38), (2, 2)), **layout)  # 5 %
     with pytest.warns(UserWarning, match=r"left out: 1 file \(b.bmp\) without a class on 5 % of the sample$"):
-        dataset = class_masks(tmp_path, 40, **layout, ignored=[1000], imagenet=True, crop_fraction=1)
+        dataset = class_masks(tmp_path, ImageTransform((40, 40)), **layout, ignored=[1000], imagenet=True)
     assert dataset.labels.tolist() == [999, 1] and len(dataset.classes) == 1000
     assert torch.equal(dataset[0]["truth"], torch.from_numpy(regions((0, 34), (1, 6)) == 1))
     before = dataset.fingerprint()
     write_ids(tmp_path, f"{WNIDS[0]}/a", regions((0, 4), (1000, 30), (2, 6)), **layout)
     with pytest.warns(UserWarning, match="left out"):
-        after = class_masks(tmp_path, 40, **layout, ignored=[1000], imagenet=True, crop_fraction=1).fingerprint()
+        after = class_masks(tmp_path, ImageTransform((40, 40)), **layout, ignored=[1000], imagenet=True).fingerprint()
     assert before["label"] != after["label"] and before["truth"] != after["truth"]
 
 
 def test_wrong_masks_of_classes_are_named(tmp_path):
     write_ids(tmp_path, "a", regions((0, 20), (3, 20)))
     with pytest.raises(InputError, match=r"a.png: expected ids from 0 to 2, one for each class, got 3: name all"):
-        class_masks(tmp_path, 20, classes=["x", "y"])
+        class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y"])
     none = pytest.raises(InputError, match="expected a class on 90 % of the sample in images .*, got none in 1: lower")
     with none, pytest.warns(UserWarning, match="left out"):
-        class_masks(tmp_path, 20, classes=["x", "y", "z"], least_area=0.9)
+        class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y", "z"], least_area=0.9)
     with pytest.raises(InputError, match="identifiers of ImageNet's 1000 classes, .*, got x, y, z; take the files"):
-        class_masks(tmp_path, 20, classes=["x", "y", "z"], imagenet=True)
+        class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y", "z"], imagenet=True)
     (tmp_path / "masks" / "a.png").write_bytes(b"no image")
     with pytest.raises(InputError, match="a.png: expected an image, .* skip_corrupt=true"):
-        class_masks(tmp_path, 20, classes=["x", "y", "z"])
+        class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y", "z"])
 
 
 def write_coco(root, annotations, size=(40, 30)):
@@ -118,19 +119,19 @@ BOTH = [instance(3, 90, LEFT, 300), instance(3, 1, UPPER, 200), instance(3, 90, 
 
 
 def test_the_instances_of_the_largest_category_are_the_truth(tmp_path):
-    dataset = coco_masks(write_coco(tmp_path, BOTH), image_size=30, crop_fraction=1, labelled=True)
+    dataset = coco_masks(write_coco(tmp_path, BOTH), ImageTransform((30, 30)), labelled=True)
     assert dataset.classes == ["elephant", "zebra"] and dataset.labels.tolist() == [1, 0]
     columns = [dataset[i]["truth"].all(0).nonzero().flatten().tolist() for i in range(2)]  # the crop starts at column 5
     assert columns == [[*range(5), *range(15, 30)], [*range(5)]]
-    assert coco_masks(tmp_path, image_size=30).labels.tolist() == [-1, -1]
+    assert coco_masks(tmp_path, ImageTransform((30, 30))).labels.tolist() == [-1, -1]
 
 
 def test_a_category_may_be_named(tmp_path):
     with pytest.warns(UserWarning, match=r"left out: 1 file \(000000000007.jpg\) without instances of zebra"):
-        dataset = coco_masks(write_coco(tmp_path, BOTH), image_size=30, category="zebra")
+        dataset = coco_masks(write_coco(tmp_path, BOTH), ImageTransform((30, 30)), category="zebra")
     assert [dataset.path(i).name for i in range(len(dataset))] == ["000000000003.jpg"]
     with pytest.raises(InputError, match="expected a category of COCO, such as elephant, zebra, got lion"):
-        coco_masks(tmp_path, image_size=30, category="lion")
+        coco_masks(tmp_path, ImageTransform((30, 30)), category="lion")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_category_may_be_named(tmp_path):
 def test_a_segmentation_that_cannot_be_drawn_is_named(tmp_path, segmentation, message):
     write_coco(tmp_path, [instance(3, 1, segmentation, 7)])
     with pytest.raises(InputError, match=rf"instances_val2017.json: annotation 301: {message}.*; correct or re"):
-        coco_masks(tmp_path, image_size=30)
+        coco_masks(tmp_path, ImageTransform((30, 30)))
 
 
 @pytest.mark.parametrize("name", ["../secret.jpg", "{elsewhere}/secret.jpg", "link.jpg", "folder/secret.jpg", "\0.jpg"])
@@ -165,13 +166,13 @@ def test_files_outside_the_folder_of_a_data_set_are_refused(tmp_path, name):
     file = root.parent / "annotations" / "instances_val2017.json"
     file.write_text(file.read_text().replace("000000000003.jpg", json.dumps(name)[1:-1]))
     with pytest.raises(InputError, match=r"instances_val2017.json: expected files below .*, got .*jpg, which is"):
-        coco_masks(root.parent, image_size=30)
+        coco_masks(root.parent, ImageTransform((30, 30)))
     (root / "annotations.json").write_text(json.dumps([{"file": name, "label": 0, "boxes_xyxy": []}]))
     with pytest.raises(InputError, match=r"annotations.json: expected files below .*, got .*jpg, which is"):
-        annotated_images(root, image_size=30)
+        annotated_images(root, ImageTransform((30, 30)))
     (tmp_path / "linked").symlink_to(root)  # a link to the whole data set is the user's own
     (root / "annotations.json").write_text('[{"file": "000000000003.jpg", "label": 0, "boxes_xyxy": []}]')
-    assert len(annotated_images(tmp_path / "linked", image_size=30)) == 1
+    assert len(annotated_images(tmp_path / "linked", ImageTransform((30, 30)))) == 1
 
 
 def test_polygons_are_filled_as_cocos_tools_fill_them():
@@ -249,7 +250,7 @@ def test_imagenet_segmentation_is_unpacked_to_images_and_masks(tmp_path, monkeyp
     path.write_text("whole")
     unpack_gtsegs([str(path), str(tmp_path / "out")])
     assert capsys.readouterr().out == f"{tmp_path / 'out'}: 2 images with masks\n"
-    dataset, file = masked_images(tmp_path / "out", image_size=30, crop_fraction=1), MatFile(path, "r")
+    dataset, file = masked_images(tmp_path / "out", ImageTransform((30, 30))), MatFile(path, "r")
     assert [dataset.path(i).name for i in range(2)] == ["0000_n0_5.png", "0001_n1_5.png"]
     for i in range(2):
         assert torch.equal(dataset[i]["image"], torch.from_numpy(file.images[i][:, 5:35]).permute(2, 0, 1))

@@ -14,6 +14,7 @@ from datamodules.datasets import ImageFiles
 from datamodules.images import Images
 from datamodules.loaders import Readable
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 
 
 class Holes(Dataset):
@@ -126,7 +127,7 @@ def test_a_corrupt_file_is_skipped_only_if_asked(tmp_path):
     for i, path in enumerate(paths):
         Image.new("RGB", (20, 20), (i, i, i)).save(path)
     paths[2].write_bytes(b"nothing")
-    data = partial(ImageFiles, paths, [0] * 4, 8)
+    data = partial(ImageFiles, paths, [0] * 4, ImageTransform((8, 8)))
     skipping = partial(data, skip_corrupt=True)
     with pytest.warns(UserWarning, match="left out: .*2.png"):
         assert indices(Images(val=skipping, batch_size=3, num_workers=0).val_dataloader()) == [[0, 1], [3]]

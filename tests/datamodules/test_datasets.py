@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from datamodules.folders import ImageFolders, image_folder
 from datamodules.ilsvrc import annotated_images
 from datamodules.mura import mura
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 
 
 def noise(width, height, seed=0):
@@ -26,13 +28,24 @@ def write_folder(root, classes=("bird", "cat", "dog"), per_class=4, size=(40, 30
 
 
 def test_a_sample_is_a_resized_and_cropped_uint8_image(tmp_path):
-    dataset = image_folder(write_folder(tmp_path), image_size=14, crop_fraction=0.875)
+    dataset = image_folder(write_folder(tmp_path), ImageTransform((14, 14), crop_pct=0.875, rounds=False))
     sample = dataset[5]
     resized = np.array(noise(40, 30, seed=101).resize((21, 16), Image.Resampling.BICUBIC))
     assert torch.equal(sample["image"], torch.from_numpy(resized[1:15, 3:17]).permute(2, 0, 1))
     assert sample["image"].dtype == torch.uint8 and sample["image"].is_contiguous()
     assert (sample["label"], sample["index"]) == (1, 5)
     assert dataset.classes == ["bird", "cat", "dog"] and "truth" not in sample
+
+
+def test_a_data_set_of_other_crops_than_the_targets_says_so(tmp_path, recwarn):
+    own, paths = ImageTransform((14, 14), "squash"), [tmp_path / "a.png"]
+    noise(40, 30).save(paths[0])
+    assert torch.equal(ImageFiles(paths, [0], own)[0]["image"], own(noise(40, 30)))
+    crops = ImageTransform((14, 14), crop_pct=0.875, rounds=False)
+    assert ImageFiles(paths, [0], replace(crops, rounds=True, fill=(1, 2, 3)), crop_fraction=0.875).transform == crops
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"^crop_fraction=0.875: .* cropped to 14 x 14, .* own are photos squashed to"):
+        assert torch.equal(ImageFiles(paths, [0], own, crop_fraction=0.875)[0]["image"], crops(noise(40, 30)))
 
 
 def truth_by_pixel(boxes, read_stored_size, image_size, short_side):
@@ -54,7 +67,9 @@ def test_boxes_follow_the_image_through_resize_and_crop(tmp_path, size):
     noise(*size).save(tmp_path / "a.png")
     boxes = [[3.3, 2.1, 17.9, 14.6], [20.2, 16.7, 29.9, 29.5]]
     (tmp_path / "boxes.json").write_text(json.dumps([{"file": "a.png", "label": 7, "boxes_xyxy": boxes}]))
-    sample = annotated_images(tmp_path, image_size=24, annotations="boxes.json", crop_fraction=0.8)[0]
+    sample = annotated_images(
+        tmp_path, annotations="boxes.json", transform=ImageTransform((24, 24), crop_pct=0.8, rounds=False)
+    )[0]
     expected = truth_by_pixel(boxes, size, image_size=24, short_side=30)
     assert sample["label"] == 7 and sample["truth"].dtype == torch.bool
     assert 0 < expected.sum() < 24 * 24
@@ -68,13 +83,13 @@ def test_the_truth_lies_on_the_object(tmp_path):
     Image.fromarray(picture).save(tmp_path / "a.png")
     entry = {"file": "a.png", "label": 0, "boxes_xyxy": [[30, 12, 66, 36]]}
     (tmp_path / "annotations.json").write_text(json.dumps([entry]))
-    sample = annotated_images(tmp_path, image_size=40, crop_fraction=0.8)[0]
+    sample = annotated_images(tmp_path, ImageTransform((40, 40), crop_pct=0.8, rounds=False))[0]
     assert torch.equal(sample["image"][0] > 127, sample["truth"])
 
 
 @pytest.mark.parametrize("limit", [3, 6, 9])
 def test_a_limit_keeps_the_classes_balanced(tmp_path, limit):
-    dataset = image_folder(write_folder(tmp_path), image_size=8, limit=limit)
+    dataset = image_folder(write_folder(tmp_path), ImageTransform((8, 8)), limit=limit)
     assert dataset.labels.bincount().tolist() == [limit // 3] * 3
     assert [dataset[i]["index"] for i in range(limit)] == list(range(limit))
 
@@ -91,7 +106,7 @@ def test_a_limit_is_spread_over_the_whole_list():
 def test_unlabelled_images_are_found_in_all_folders(tmp_path):
     write_folder(tmp_path / "a"), write_folder(tmp_path / "b" / "deep", classes=("x",))
     (tmp_path / "b" / "notes.txt").write_text("not an image")
-    dataset = unlabelled_images([str(tmp_path / "b"), str(tmp_path / "a")], image_size=8)
+    dataset = unlabelled_images([str(tmp_path / "b"), str(tmp_path / "a")], ImageTransform((8, 8)))
     assert len(dataset) == 16 and set(dataset.labels.tolist()) == {-1} and dataset.classes == []
     assert dataset.path(0) == tmp_path / "b" / "deep" / "x" / "0.png"
 
@@ -99,22 +114,26 @@ def test_unlabelled_images_are_found_in_all_folders(tmp_path):
 def test_unlabelled_images_of_some_folders_can_be_left_out(tmp_path):
     write_folder(tmp_path / "a", classes=("cat", "dog")), write_folder(tmp_path / "b", classes=("cat", "fox"))
     roots = [str(tmp_path / "a"), str(tmp_path / "b")]
-    dataset = unlabelled_images(roots, image_size=8, exclude=["cat"])
+    dataset = unlabelled_images(roots, ImageTransform((8, 8)), exclude=["cat"])
     assert {dataset.path(index).parent.name for index in range(len(dataset))} == {"dog", "fox"}
     with pytest.raises(InputError, match="names of folders with images in exclude, got owl$"):
-        unlabelled_images(roots, image_size=8, exclude=["cat", "owl"])
+        unlabelled_images(roots, ImageTransform((8, 8)), exclude=["cat", "owl"])
 
 
 def test_hidden_files_are_no_images(tmp_path):
     write_folder(tmp_path)
     (tmp_path / "cat" / "._1.png").write_bytes(b"what macOS notes of 1.png")
-    assert len(image_folder(tmp_path, image_size=8)) == len(unlabelled_images([str(tmp_path)], image_size=8)) == 12
+    assert (
+        len(image_folder(tmp_path, ImageTransform((8, 8))))
+        == len(unlabelled_images([str(tmp_path)], ImageTransform((8, 8))))
+        == 12
+    )
 
 
 def test_a_split_is_a_folder_below_the_root_and_two_splits_can_share_one(tmp_path):
     write_folder(tmp_path / "train"), write_folder(tmp_path / "val", per_class=2)
     splits = {"train": "train", "val": "val", "test": "val"}
-    folders = partial(ImageFolders, str(tmp_path), 8, splits=splits)
+    folders = partial(ImageFolders, str(tmp_path), ImageTransform((8, 8)), splits=splits)
     assert [len(folders().dataset(split)) for split in splits] == [12, 6, 6]
     assert [len(folders(limit={"train": 5, "test": 2}).dataset(split)) for split in splits] == [5, 6, 2]
     val, test = (folders(halve=True).dataset(split) for split in ("val", "test"))
@@ -123,12 +142,12 @@ def test_a_split_is_a_folder_below_the_root_and_two_splits_can_share_one(tmp_pat
     with pytest.raises(InputError, match="got .*/gone, which is not a folder"):
         folders(splits={"train": "gone"}).dataset("train")
     with pytest.raises(InputError, match="expected a data set for val, got none"):
-        ImageFolders(str(tmp_path), 8, {"train": "train"}).dataset("val")
+        ImageFolders(str(tmp_path), ImageTransform((8, 8)), {"train": "train"}).dataset("val")
 
 
 def test_one_class_is_enough_to_train_an_explainer_on(tmp_path):
     write_folder(tmp_path, classes=("all",))
-    assert image_folder(tmp_path, image_size=8).classes == ["all"]
+    assert image_folder(tmp_path, ImageTransform((8, 8))).classes == ["all"]
 
 
 RAMP = np.linspace(0, 255, 256).astype(np.uint8).reshape(16, 16)
@@ -153,7 +172,7 @@ def write_mura(root):
 
 
 def test_the_images_of_mura_have_the_labels_of_their_studies(tmp_path):
-    dataset = mura(write_mura(tmp_path), "train", image_size=16)
+    dataset = mura(write_mura(tmp_path), "train", transform=ImageTransform((16, 16)))
     expected = [
         ("XR_HAND/patient00007/study1_positive", 1),
         ("XR_WRIST/patient00001/study1_positive", 1),
@@ -169,32 +188,35 @@ def test_the_images_of_mura_have_the_labels_of_their_studies(tmp_path):
 
 def test_an_empty_class_folder_still_is_a_class(tmp_path):
     write_folder(tmp_path), (tmp_path / "ant").mkdir(), (tmp_path / ".cache").mkdir()
-    dataset = image_folder(tmp_path, image_size=8)
+    dataset = image_folder(tmp_path, ImageTransform((8, 8)))
     assert dataset.classes == ["ant", "bird", "cat", "dog"] and dataset[0]["label"] == 1
 
 
 def test_wrong_folders_and_annotations_are_named(tmp_path):
     with pytest.raises(InputError, match="expected a folder with one subfolder per class, got .*nowhere"):
-        image_folder(tmp_path / "nowhere", image_size=8)
+        image_folder(tmp_path / "nowhere", ImageTransform((8, 8)))
     with pytest.raises(InputError, match="got 0 subfolders without images"):
-        image_folder(tmp_path, image_size=8)
+        image_folder(tmp_path, ImageTransform((8, 8)))
     with pytest.raises(InputError, match="expected images below .*, got none"):
-        unlabelled_images([str(tmp_path)], image_size=8)
+        unlabelled_images([str(tmp_path)], ImageTransform((8, 8)))
     with pytest.raises(ValueError, match="expected a JSON file .*annotations.json, got .*No such file"):
-        annotated_images(tmp_path, image_size=8)
+        annotated_images(tmp_path, ImageTransform((8, 8)))
     for content in ("{", "[]", '[{"file": "a.png"}]', '[{"file": "a.png", "label": 1, "boxes_xyxy": [[1, 2]]}]', "3"):
         (tmp_path / "annotations.json").write_text(content)
         with pytest.raises(ValueError, match=r"annotations.json.* correct the"):
-            annotated_images(tmp_path, image_size=8)
-    with pytest.raises(ValueError, match="crop_fraction to be above 0 and at most 1, got 1.2"):
-        ImageFiles([], [], image_size=8, crop_fraction=1.2)
+            annotated_images(tmp_path, ImageTransform((8, 8)))
+    with pytest.raises(ValueError, match=r"\(crop_fraction\) to be above 0 and at most 1, got 1.2"):
+        ImageFiles([], [], ImageTransform((8, 8)), crop_fraction=1.2)
 
 
 def test_classes_can_come_from_a_file_beside_the_annotations(tmp_path):
     (tmp_path / "annotations.json").write_text('[{"file": "a.png", "label": 1, "boxes_xyxy": []}]')
     (tmp_path / "classes.json").write_text('{"wnids": ["n01", "n02"], "names": ["tench", "goldfish"]}')
-    assert annotated_images(tmp_path, image_size=8).classes == []
-    assert annotated_images(tmp_path, image_size=8, classes="classes.json").classes == ["n01", "n02"]
+    assert annotated_images(tmp_path, ImageTransform((8, 8))).classes == []
+    assert annotated_images(tmp_path, ImageTransform((8, 8)), classes="classes.json").classes == [
+        "n01",
+        "n02",
+    ]
 
 
 def test_each_real_folder_is_listed_once_however_many_links_lead_to_it(tmp_path):
@@ -205,9 +227,9 @@ def test_each_real_folder_is_listed_once_however_many_links_lead_to_it(tmp_path)
     (root / "cat" / "up").symlink_to("../..")
     (root / "bird" / "loop").symlink_to(root)
     (root / "dog").symlink_to(tmp_path / "elsewhere" / "dog")
-    dataset = image_folder(root, image_size=8)
+    dataset = image_folder(root, ImageTransform((8, 8)))
     assert dataset.classes == ["bird", "cat", "dog"]
     assert dataset.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert len({dataset.path(i) for i in range(12)}) == len({dataset.path(i).resolve() for i in range(12)}) == 12
-    assert len(unlabelled_images([str(root)], image_size=8)) == 12
-    assert len(unlabelled_images([str(tmp_path)], image_size=8)) == 12
+    assert len(unlabelled_images([str(root)], ImageTransform((8, 8)))) == 12
+    assert len(unlabelled_images([str(tmp_path)], ImageTransform((8, 8)))) == 12

@@ -21,9 +21,9 @@ from explainers.images.decoding import (
     decode_upload,
     read_image,
     read_stored_size,
-    resize_short_side,
 )
 from explainers.images.listing import endings
+from explainers.images.transform import ImageTransform
 
 
 def noise(width, height, seed=0):
@@ -52,7 +52,7 @@ def test_whatever_the_mode_the_pixels_are_those_of_8_bits_in_3_equal_channels(tm
     """Neither cut off at 255, nor wrapped around."""
     (tmp_path / "c").mkdir()
     STORED[stored].save(tmp_path / "c" / ("0.tif" if stored == "32 bits" else "0.png"))
-    image = image_folder(tmp_path, image_size=16, crop_fraction=1.0)[0]["image"]
+    image = image_folder(tmp_path, ImageTransform((16, 16)))[0]["image"]
     assert image.dtype == torch.uint8
     assert torch.equal(image, torch.from_numpy(RAMP).expand(3, 16, 16))
 
@@ -81,9 +81,9 @@ def test_what_is_behind_a_transparent_image_is_white(tmp_path, mode, file):
 def refuse_or_skip(path, message):
     """Like a damaged image: an error in one line, or left out if asked, and then without the advice to do so."""
     with pytest.raises(CorruptImage, match=f"{path}: {message}.*set skip_corrupt=true") as error:
-        ImageFiles([path], [0], image_size=16)[0]
+        ImageFiles([path], [0], ImageTransform((16, 16)))[0]
     assert "decoded" not in str(error.value) and "\n" not in str(error.value)
-    files = ImageFiles([path], [0], image_size=16, skip_corrupt=True)
+    files = ImageFiles([path], [0], ImageTransform((16, 16)), skip_corrupt=True)
     with pytest.warns(UserWarning, match=f"left out: {path}: {message}") as warned:
         assert files[0] is None and files.corrupt.tolist() == [True]
     assert "skip_corrupt" not in str(warned[0].message)
@@ -108,13 +108,6 @@ def test_8_or_12_bits_in_a_wider_type_are_refused_or_left_out_and_not_made_black
 def test_a_black_image_and_a_dark_one_of_16_bits_are_read(brightest):
     pixels = np.full((4, 4), brightest, dtype=np.uint16)
     assert np.array(convert_to_rgb(Image.fromarray(pixels))).tolist() == [[[brightest >> 8] * 3] * 4] * 4
-
-
-@pytest.mark.parametrize("size", [(20, 300), (300, 20), (8, 9)])
-def test_the_short_side_is_exact_and_the_long_side_rounds_down(size):
-    width, height = resize_short_side(noise(*size), 73).size
-    assert min(width, height) == 73
-    assert max(width, height) == int(73 * max(size) / min(size))
 
 
 UPRIGHT = np.arange(48, dtype=np.uint8).reshape(4, 12) * 5
@@ -142,7 +135,7 @@ def save_turned(path, orientation, mode="RGB"):
 def test_an_image_is_turned_upright_as_viewers_show_it(tmp_path, file, orientation):
     path = save_turned(tmp_path / file, orientation)
     assert np.array_equal(np.array(read_image(path))[..., 0], UPRIGHT)
-    image = ImageFiles([path], [0], image_size=4, crop_fraction=1.0)[0]["image"]
+    image = ImageFiles([path], [0], ImageTransform((4, 4)))[0]["image"]
     assert torch.equal(image, torch.from_numpy(UPRIGHT[:, 4:8].copy()).expand(3, 4, 4))
 
 
@@ -153,7 +146,7 @@ def test_an_image_with_boxes_stays_as_it_is_stored_because_the_boxes_refer_to_th
     height, width = TURNED[orientation].shape
     top, left = (height - 4) // 2, (width - 4) // 2
     expected = TURNED[orientation][top : top + 4, left : left + 4].copy()
-    sample = annotated_images(tmp_path, image_size=4, crop_fraction=1.0)[0]
+    sample = annotated_images(tmp_path, ImageTransform((4, 4)))[0]
     assert torch.equal(sample["image"], torch.from_numpy(expected).expand(3, 4, 4))
 
 
@@ -186,9 +179,9 @@ def test_a_corrupt_image_is_named_or_left_out(tmp_path, content):
     noise(40, 30).save(broken)
     broken.write_bytes(broken.read_bytes()[:900] if content is None else content)
     with pytest.raises(CorruptImage, match=rf"{broken}: expected an image, got .* skip_corrupt=true"):
-        ImageFiles([broken], [0], image_size=8)[0]
+        ImageFiles([broken], [0], ImageTransform((8, 8)))[0]
     with pytest.warns(UserWarning, match=f"left out: {broken}"):
-        assert ImageFiles([broken], [0], image_size=8, skip_corrupt=True)[0] is None
+        assert ImageFiles([broken], [0], ImageTransform((8, 8)), skip_corrupt=True)[0] is None
 
 
 def test_a_damaged_header_is_corrupt(tmp_path):
@@ -202,7 +195,7 @@ def test_a_damaged_header_is_corrupt(tmp_path):
 
 def test_a_file_that_cannot_be_opened_is_not_a_corrupt_image(tmp_path):
     """Skipping it would hide a missing disk."""
-    dataset = ImageFiles([tmp_path / "gone.png"], [0], image_size=8, skip_corrupt=True)
+    dataset = ImageFiles([tmp_path / "gone.png"], [0], ImageTransform((8, 8)), skip_corrupt=True)
     with pytest.raises(FileNotFoundError, match="gone.png"):
         dataset[0]
 

@@ -12,6 +12,7 @@ from datamodules.ffcv import FFCV
 from datamodules.folders import image_folder
 from datamodules.images import Images
 from datamodules.write_beton import write_beton
+from explainers.images.transform import ImageTransform
 
 pytestmark = [
     # not importorskip: its import compiles for five seconds, also where none of these tests runs
@@ -20,7 +21,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Numba's finalisers
 ]
 
-S, SHORT_SIDE, COUNT = 62, 71, 46  # 62 / 71 * 71 < 62 in floating point: FFCV would crop 61 pixels
+COUNT, HEIGHT, WIDTH = 46, 62, 70
+SHOWN = ImageTransform((HEIGHT, WIDTH), crop_pct=0.9)
 
 
 def failing(*_):
@@ -50,13 +52,13 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def beton(folder):
     path = folder.parent / "images.beton"
-    assert write_beton(folder, path, image_size=SHORT_SIDE, workers=2) == COUNT
+    assert write_beton(folder, path, SHOWN, workers=2) == COUNT
     return path
 
 
 @pytest.fixture(scope="module")
 def datamodule(beton):
-    return partial(FFCV, train=str(beton), val=str(beton), image_size=S, batch_size=8, num_workers=1)
+    return partial(FFCV, train=str(beton), val=str(beton), transform=SHOWN, batch_size=8, num_workers=1)
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +78,13 @@ def interpreted():
 
 
 def torch_twin(folder, **options):
-    data = partial(image_folder, folder, S)
+    data = partial(image_folder, folder, SHOWN)
     return Images(data, data, batch_size=8, num_workers=0, **options)
 
 
 def test_a_batch_is_a_dict_of_contiguous_uint8_images(epoch):
     assert {name: (tuple(value.shape), value.dtype) for name, value in epoch[0].items()} == {
-        "image": ((8, 3, S, S), torch.uint8),
+        "image": ((8, 3, HEIGHT, WIDTH), torch.uint8),
         "label": ((8,), torch.int64),
         "index": ((8,), torch.int64),
     }
@@ -175,9 +177,9 @@ def test_a_beton_without_index_is_read_too(tmp_path, datamodule):
     from ffcv.fields import FloatField, IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    samples = [(float(i), i % 3, np.array(smooth(3 * i))) for i in range(9)]
+    samples = [(float(i), i % 3, np.array(SHOWN.show(smooth(i)))) for i in range(9)]
     fields = {"weight": FloatField(), "label": IntField(), "image": RGBImageField("raw")}
     DatasetWriter(str(tmp_path / "a.beton"), fields, num_workers=1).from_indexed_dataset(samples)
     (batch,) = datamodule(val=str(tmp_path / "a.beton"), eval_batch_size=9).val_dataloader()
     assert batch["index"].tolist() == list(range(9)) and batch["label"].tolist() == [0, 1, 2] * 3
-    assert batch["image"].shape == (9, 3, S, S)
+    assert batch["image"].shape == (9, 3, HEIGHT, WIDTH)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ from datamodules.folders import image_folder
 from datamodules.images import Images
 from datamodules.torchvision_sets import ImageArrays
 from datamodules.truth import Boxes
+from explainers.images.transform import ImageTransform
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +40,20 @@ def paths(tmp_path):
 
 
 def image_files(files, **settings):
-    return ImageFiles(**{"paths": files, "labels": [0, 1, 1, 0], "image_size": 8, "truth": Boxes(BOXES)} | settings)
+    return ImageFiles(
+        **{"paths": files, "labels": [0, 1, 1, 0], "transform": ImageTransform((8, 8)), "truth": Boxes(BOXES)}
+        | settings
+    )
 
 
 def image_arrays(files=None, seed=0, **settings):
     pixels = np.random.default_rng(seed).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
-    arguments = {"labels": [0, 1, 0, 1], "classes": ["a", "b"], "chosen": (0, 1, 2), "image_size": 48}
+    arguments = {
+        "labels": [0, 1, 0, 1],
+        "classes": ["a", "b"],
+        "chosen": (0, 1, 2),
+        "transform": ImageTransform((48, 48)),
+    }
     return ImageArrays(**{"pixels": pixels} | arguments | settings)
 
 
@@ -56,16 +66,16 @@ CHANGES = {
     image_files: {
         "paths": (lambda paths: [paths[0], paths[2], paths[1], paths[3]], {"image", "truth"}),
         "labels": (lambda _: [0, 1, 0, 1], {"label"}),
-        "image_size": (lambda _: 16, {"image", "truth"}),
+        "transform": (lambda _: ImageTransform((8, 8), "squash"), {"image", "truth"}),
         "truth": (lambda _: Boxes(BOXES[::-1]), {"truth"}),
-        "crop_fraction": (lambda _: None, {"image", "truth"}),
+        "crop_fraction": (lambda _: 0.5, {"image", "truth"}),
         "limit": (lambda _: 2, {"image", "label", "truth"}),
     },
     image_arrays: {
         "pixels": (lambda _: image_arrays(seed=1).pixels, {"image"}),
         "labels": (lambda _: [0, 1, 1, 1], {"label"}),
         "chosen": (lambda _: (0, 3, 2), {"image"}),
-        "image_size": (lambda _: 64, {"image"}),
+        "transform": (lambda _: ImageTransform((64, 64)), {"image"}),
     },
     digits: {
         "split": (lambda _: "val", {"image", "label", "truth"}),
@@ -163,7 +173,6 @@ def test_names_and_folders_of_files_do_not_count(paths, tmp_path):
 def test_equal_samples_by_other_arguments_have_equal_fingerprints(paths):
     half = image_files(paths[::2], labels=[0, 1], truth=Boxes(BOXES[::2]))
     assert half.fingerprint() == image_files(paths, limit=2).fingerprint()
-    assert image_files(paths, crop_fraction=0.8).fingerprint() == image_files(paths, crop_fraction=0.805).fingerprint()
     assert image_arrays(chosen=(0, 1)).fingerprint() != image_arrays(chosen=(1, 0)).fingerprint()
 
 
@@ -171,11 +180,14 @@ def test_an_image_and_its_label_moved_to_another_class_change_both(tmp_path):
     for i in range(4):
         (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
         Image.new("RGB", (20, 20), (i, 0, 0)).save(tmp_path / "ab"[i % 2] / f"{i}.png")
-    before = image_folder(tmp_path, 8).fingerprint()
+    before = image_folder(tmp_path, ImageTransform((8, 8))).fingerprint()
     (tmp_path / "a" / "2.png").rename(tmp_path / "b" / "2.png")
-    assert changed(before, image_folder(tmp_path, 8).fingerprint()) == {"label", "image"}
+    assert changed(before, image_folder(tmp_path, ImageTransform((8, 8))).fingerprint()) == {"label", "image"}
     (tmp_path / "b").rename(tmp_path / "c")  # the order stays
-    assert image_folder(tmp_path, 8).fingerprint() == image_folder(tmp_path, 8, skip_corrupt=True).fingerprint()
+    assert (
+        image_folder(tmp_path, ImageTransform((8, 8))).fingerprint()
+        == image_folder(tmp_path, ImageTransform((8, 8)), skip_corrupt=True).fingerprint()
+    )
 
 
 def test_digits_are_told_apart_by_task_and_domain():
@@ -191,7 +203,10 @@ def test_a_change_of_what_draws_the_digits_changes_their_images(monkeypatch):
 
 def test_loaders_give_the_fingerprint_and_the_number_of_their_images(tmp_path, paths):
     images = Images(test=partial(image_files, paths, classes=["cat", "dog"]), val=partial(digits, size=2))
-    assert images.fingerprint("test") == image_files(paths).fingerprint() | {"images": "4"}
+    assert images.fingerprint("test") == image_files(paths).fingerprint() | {
+        "images": "4",
+        "transform": asdict(ImageTransform((8, 8))),
+    }
     assert images.fingerprint("val")["images"] == "2"
     assert images.class_names("test") == ["cat", "dog"] and images.class_names("val") == TASKS["digit"][0]
     stored = Cached(images, str(tmp_path / "rows"))

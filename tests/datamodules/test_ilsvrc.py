@@ -9,6 +9,7 @@ from PIL import Image
 
 from datamodules.ilsvrc import annotated_images, imagenet_boxes
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 
 WNIDS = {"n01440764": 0, "n01443537": 1, "n15075141": 999}
 IMAGES = {
@@ -51,7 +52,7 @@ def by_annotations(root, images, **settings):
         for name, (wnid, boxes) in IMAGES.items()
     ]
     (root / "annotations.json").write_text(json.dumps(rows))
-    return annotated_images(root, image_size=16, **settings)
+    return annotated_images(root, ImageTransform((16, 16)), **settings)
 
 
 def same(first, second):
@@ -72,7 +73,7 @@ def test_every_published_form_gives_the_same_samples(tmp_path, form):
         write_csv(root / "LOC_val_solution.csv")
     else:
         write_xml(root / ("val" if form == "xml beside images" else "Annotations/CLS-LOC/val"))
-    dataset = imagenet_boxes(root, image_size=16)
+    dataset = imagenet_boxes(root, ImageTransform((16, 16)))
     write_images(tmp_path / "flat" / "images")
     same(dataset, by_annotations(tmp_path / "flat", "images"))
     assert len(dataset.classes) == 1000 and [dataset.classes[label] for _, label in WNIDS.items()] == list(WNIDS)
@@ -82,34 +83,36 @@ def test_annotations_are_read_where_they_are_and_stay_the_first_choice(tmp_path,
     write_images(tmp_path / "images")
     expected = by_annotations(tmp_path, "images")
     write_csv(tmp_path / "LOC_val_solution.csv")
-    same(imagenet_boxes(tmp_path, image_size=16), expected)
-    assert imagenet_boxes(tmp_path, image_size=16).fingerprint() == expected.fingerprint()
+    same(imagenet_boxes(tmp_path, ImageTransform((16, 16))), expected)
+    assert imagenet_boxes(tmp_path, ImageTransform((16, 16))).fingerprint() == expected.fingerprint()
     monkeypatch.chdir(tmp_path.parent)
-    same(imagenet_boxes(tmp_path.name, image_size=16), expected)  # a relative root
+    same(imagenet_boxes(tmp_path.name, ImageTransform((16, 16))), expected)  # a relative root
 
 
 def test_boxes_and_images_may_lie_anywhere(tmp_path):
     write_images(tmp_path / "pixels"), write_xml(tmp_path / "boxes"), (tmp_path / "root").mkdir()
-    dataset = imagenet_boxes(tmp_path / "root", 16, boxes=str(tmp_path / "boxes"), images="../pixels")
+    dataset = imagenet_boxes(
+        tmp_path / "root", ImageTransform((16, 16)), boxes=str(tmp_path / "boxes"), images="../pixels"
+    )
     write_images(tmp_path / "images")
     same(dataset, by_annotations(tmp_path, "images"))
 
 
 def test_xml_boxes_follow_an_image_that_was_stored_smaller(tmp_path):
     write_xml(tmp_path / "val"), write_images(tmp_path / "images", size=(20, 15))
-    small = imagenet_boxes(tmp_path, 12, crop_fraction=1)
+    small = imagenet_boxes(tmp_path, ImageTransform((12, 12)))
     write_images(tmp_path / "images")
-    large = imagenet_boxes(tmp_path, 12, crop_fraction=1)
+    large = imagenet_boxes(tmp_path, ImageTransform((12, 12)))
     assert all(torch.equal(small[i]["truth"], large[i]["truth"]) for i in range(3))
     write_images(tmp_path / "images", size=(16, 16))
     with pytest.raises(InputError, match="00000001.JPEG: expected boxes of the image's size, 16 × 16 .*, got 40 × 30"):
-        imagenet_boxes(tmp_path, 12)[0]
+        imagenet_boxes(tmp_path, ImageTransform((12, 12)))[0]
 
 
 def test_a_limit_reads_only_the_files_that_it_takes(tmp_path):
     write_xml(tmp_path / "val"), write_images(tmp_path / "images")
     (tmp_path / "val" / "ILSVRC2012_val_00000002.xml").write_text("no XML")
-    dataset = imagenet_boxes(tmp_path, 16, limit=1)
+    dataset = imagenet_boxes(tmp_path, ImageTransform((16, 16)), limit=1)
     assert dataset.labels.tolist() == [999] and dataset.path(0).stem == "ILSVRC2012_val_00000001"
 
 
@@ -118,7 +121,7 @@ def test_what_has_no_other_half_is_counted_and_named(tmp_path):
     (tmp_path / "val" / "ILSVRC2012_val_00000002.xml").unlink()
     (tmp_path / "images" / "ILSVRC2012_val_00000003.JPEG").unlink()
     with pytest.warns(UserWarning, match="left out") as warned:
-        assert len(imagenet_boxes(tmp_path, 16)) == 1
+        assert len(imagenet_boxes(tmp_path, ImageTransform((16, 16)))) == 1
     assert [str(each.message) for each in warned] == [
         f"left out: 1 file (ILSVRC2012_val_00000002.JPEG) without boxes in {tmp_path}/val",
         "left out: 1 file (ILSVRC2012_val_00000003.xml) of boxes without an image",
@@ -142,5 +145,5 @@ def test_a_wrong_xml_file_is_named(tmp_path, content, problem):
     write_xml(tmp_path / "val"), write_images(tmp_path / "images")
     (tmp_path / "val" / "ILSVRC2012_val_00000002.xml").write_text(content)
     with pytest.raises(InputError, match=problem) as raised:
-        imagenet_boxes(tmp_path, 16)
+        imagenet_boxes(tmp_path, ImageTransform((16, 16)))
     assert "\n" not in str(raised.value)

@@ -9,6 +9,7 @@ from PIL.ExifTags import Base
 from datamodules.masks import masked_images
 from datamodules.truth import Boxes, Crop, check_scale
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 
 
 def write_pair(root, name="a", size=(90, 60), box=(30, 12, 66, 36), scale=1, mode="1", ending="png"):
@@ -28,7 +29,7 @@ def write_pair(root, name="a", size=(90, 60), box=(30, 12, 66, 36), scale=1, mod
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "0 and 1", "16 bits"])
 def test_the_mask_lies_on_the_object(tmp_path, mode):
     write_pair(tmp_path, mode=mode)
-    sample = masked_images(tmp_path, image_size=40, crop_fraction=0.8)[0]
+    sample = masked_images(tmp_path, ImageTransform((40, 40), crop_pct=0.8, rounds=False))[0]
     assert torch.equal(sample["image"][0] > 127, sample["truth"])
     assert sample["truth"].dtype == torch.bool and (sample["label"], sample["index"]) == (-1, 0)
 
@@ -40,7 +41,7 @@ def test_each_pixel_is_that_of_the_mask_at_its_centre(tmp_path, size, scale):
     write_pair(tmp_path, size=size)
     mask = np.random.default_rng(0).random((round(height * scale), round(width * scale))) < 0.5
     Image.fromarray(mask).save(tmp_path / "masks" / "a.png")
-    truth = masked_images(tmp_path, image_size=24, crop_fraction=0.8)[0]["truth"]
+    truth = masked_images(tmp_path, ImageTransform((24, 24), crop_pct=0.8, rounds=False))[0]["truth"]
     rows, columns = height * 30 // min(size), width * 30 // min(size)
     for row in range(24):
         for column in range(24):
@@ -49,10 +50,42 @@ def test_each_pixel_is_that_of_the_mask_at_its_centre(tmp_path, size, scale):
             assert truth[row, column] == mask[int(y + 1e-9), int(x + 1e-9)]
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        ImageTransform((24, 36), crop_pct=0.8),
+        ImageTransform((36, 24), "squash", 0.9),
+        ImageTransform((24, 24), "border"),
+        ImageTransform((24, 36), "border", 0.9, rounds=False),
+    ],
+    ids=lambda transform: transform.resize,
+)
+@pytest.mark.parametrize("size", [(47, 30), (31, 53)])
+def test_masks_and_boxes_lie_where_the_transform_shows_the_photo(tmp_path, size, transform):
+    """The centre of every pixel, carried back to the photo by the box of what is seen; nothing lies beside it."""
+    write_pair(tmp_path, size=size)
+    mask = np.random.default_rng(0).random(size[::-1]) < 0.5
+    Image.fromarray(mask).save(tmp_path / "masks" / "a.png")
+    sample = masked_images(tmp_path, transform)[0]
+    assert torch.equal(sample["image"], transform(Image.open(tmp_path / "images" / "a.bmp")))
+    boxes = [(3.3, 2.1, 17.9, 14.6), (20.2, 16.7, 29.9, 52.5)]
+    inside = Boxes([boxes]).mask(0, Crop(size[::-1], transform))
+    left, top, right, bottom = transform.box(*size)
+    (height, width), seen = transform.size, 0
+    for row in range(height):
+        for column in range(width):
+            y, x = top + (row + 0.5) * (bottom - top) / height, left + (column + 0.5) * (right - left) / width
+            on_photo = 0 <= y < size[1] and 0 <= x < size[0]
+            assert sample["truth"][row, column] == (on_photo and mask[int(y), int(x)])
+            assert inside[row, column] == any(x0 <= x < x1 and y0 <= y < y1 for x0, y0, x1, y1 in boxes)
+            seen += on_photo
+    assert (seen < height * width) == (min(left, top) < -1e-9)
+
+
 def test_an_image_may_be_stretched_with_its_mask(tmp_path):
     """The whole image, as in the protocol of Chefer et al.: the object's box scales by 40 / 90 and 40 / 60."""
     write_pair(tmp_path, box=(45, 15, 90, 60))
-    sample = masked_images(tmp_path, image_size=40, crop_fraction=None)[0]
+    sample = masked_images(tmp_path, ImageTransform((40, 40), resize="squash"))[0]
     assert torch.equal(sample["image"][0] > 127, sample["truth"])
     assert sample["truth"][10:, 20:].all() and sample["truth"].sum() == 30 * 20
 
@@ -60,7 +93,7 @@ def test_an_image_may_be_stretched_with_its_mask(tmp_path):
 def test_grey_edges_are_cut_in_their_middle(tmp_path):
     write_pair(tmp_path)
     Image.fromarray(np.array([[0, 100, 127, 128, 200, 255]] * 4, dtype=np.uint8)).save(tmp_path / "masks" / "a.png")
-    truth = masked_images(tmp_path, image_size=60, crop_fraction=1)[0]["truth"]
+    truth = masked_images(tmp_path, ImageTransform((60, 60)))[0]["truth"]
     assert truth.any(0).nonzero()[0] == 30 and torch.equal(truth, truth[:1].expand(60, 60))
 
 
@@ -69,7 +102,7 @@ def test_pairs_have_one_name_in_any_folder_and_what_is_alone_is_counted_and_name
         write_pair(tmp_path, name)
     (tmp_path / "masks" / "b.png").rename(tmp_path / "masks" / "z.png")
     with pytest.warns(UserWarning, match=r"left out: 1 file \(.\.\w+\) without (a mask|an image)") as warned:
-        dataset = masked_images(tmp_path, image_size=8)
+        dataset = masked_images(tmp_path, ImageTransform((8, 8)))
     assert sorted(str(each.message) for each in warned) == [
         "left out: 1 file (b.bmp) without a mask",
         "left out: 1 file (z.png) without an image",
@@ -81,7 +114,7 @@ def test_pairs_have_one_name_in_any_folder_and_what_is_alone_is_counted_and_name
 def test_a_limit_keeps_images_with_their_masks(tmp_path):
     for i in range(5):
         write_pair(tmp_path, str(i), box=(10 * i, 0, 10 * i + 20, 60))
-    dataset = masked_images(tmp_path, image_size=40, crop_fraction=0.8, limit=2)
+    dataset = masked_images(tmp_path, ImageTransform((40, 40), crop_pct=0.8, rounds=False), limit=2)
     for i in range(2):
         assert torch.equal(dataset[i]["image"][0] > 127, dataset[i]["truth"])
     assert not torch.equal(dataset[0]["truth"], dataset[1]["truth"])
@@ -94,7 +127,7 @@ def test_a_mask_of_another_size_is_named_with_both_sizes(tmp_path):
         InputError,
         match=r"a.bmp: expected a mask \(a.png\) of the image's size, 90 × 60 pixels, at any scale, got 60 × 90: take",
     ):
-        masked_images(tmp_path, image_size=8)[0]
+        masked_images(tmp_path, ImageTransform((8, 8)))[0]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +150,7 @@ def test_a_common_scale_may_round_each_side_to_whole_pixels(drawn_on, stored, fi
 
 
 def test_boxes_may_be_in_pixels_of_a_larger_image():
-    crop = Crop((30, 40), 30, 30)
+    crop = Crop((30, 40), ImageTransform((30, 30)))
     small, large = Boxes([[(10, 3, 20, 15)]]), Boxes([[(20, 6, 40, 30)]], [(60, 80)])
     assert torch.equal(small.mask(0, crop), large.mask(0, crop)) and small.mask(0, crop).any()
     with pytest.raises(InputError, match="expected boxes of the image's size, 40 × 30 pixels"):
@@ -126,10 +159,10 @@ def test_boxes_may_be_in_pixels_of_a_larger_image():
 
 def test_a_fingerprint_changes_with_the_masks_alone(tmp_path):
     write_pair(tmp_path)
-    before = masked_images(tmp_path, image_size=8).fingerprint()
+    before = masked_images(tmp_path, ImageTransform((8, 8))).fingerprint()
     write_pair(tmp_path, ending="tif")
     (tmp_path / "masks" / "a.png").unlink()
-    other_file = masked_images(tmp_path, image_size=8).fingerprint()
+    other_file = masked_images(tmp_path, ImageTransform((8, 8))).fingerprint()
     assert before.keys() == other_file.keys() == {"image", "label", "truth"}
     assert {name for name in before if before[name] != other_file[name]} == {"truth"}
 
@@ -149,8 +182,8 @@ def test_a_mask_follows_the_exif_orientation_of_its_image(tmp_path, orientation,
     (shown if kind == "shown" else stored).convert("1").save(tmp_path / "masks" / "a.png")
     if orientation in (2, 3, 4):
         with pytest.warns(UserWarning, match=rf"^a.png is turned by its EXIF orientation \({orientation}\)"):
-            sample = masked_images(tmp_path, image_size=40, crop_fraction=0.8)[0]
+            sample = masked_images(tmp_path, ImageTransform((40, 40), crop_pct=0.8, rounds=False))[0]
     else:
-        sample = masked_images(tmp_path, image_size=40, crop_fraction=0.8)[0]
+        sample = masked_images(tmp_path, ImageTransform((40, 40), crop_pct=0.8, rounds=False))[0]
     agree = torch.equal(sample["image"][0] > 127, sample["truth"])
     assert agree == (kind == "shown" or orientation not in (2, 3, 4))

@@ -7,6 +7,7 @@ from datamodules.datasets import own_folder, unlabelled_images
 from datamodules.folders import ImageFolders
 from datamodules.images import Images
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.running.settings import check_keys
 
 SPLITS = {"train": "train", "val": "val", "test": "val"}
@@ -18,7 +19,7 @@ def places(data, split):
 
 def unlabelled(root):
     def build(**placed):
-        return unlabelled_images(None, 8, **placed)
+        return unlabelled_images(None, ImageTransform((8, 8)), **placed)
 
     return Images(build, build, root=str(root))
 
@@ -27,11 +28,11 @@ def test_of_a_folder_without_splits_every_tenth_image_is_held_out_and_a_line_say
     draw_images(tmp_path, count=26)
     cats, dogs = ([f"{name}/{i}.jpg" for i in range(start, 26, 2)] for name, start in (("cat", 0), ("dog", 1)))
     files = sorted(cats) + sorted(dogs)
-    for data in (ImageFolders(str(tmp_path), 8, SPLITS), unlabelled(tmp_path)):
+    for data in (ImageFolders(str(tmp_path), ImageTransform((8, 8)), SPLITS), unlabelled(tmp_path)):
         with pytest.warns(UserWarning, match=r"no train/ and val/: every tenth of its 26 images by name .* \(2\)$"):
             assert places(data, "val") == [files[9], files[19]]
         assert places(data, "train") == [file for file in files if file not in (files[9], files[19])]
-    labelled = ImageFolders(str(tmp_path), 8, SPLITS)
+    labelled = ImageFolders(str(tmp_path), ImageTransform((8, 8)), SPLITS)
     with pytest.warns(UserWarning, match="every tenth"):
         assert places(labelled, "test") == places(labelled, "val") and labelled.class_names("val") == ["cat", "dog"]
     assert labelled.dataset("val").labels.tolist() == [0, 1] and labelled.classes == ["cat", "dog"]
@@ -39,7 +40,7 @@ def test_of_a_folder_without_splits_every_tenth_image_is_held_out_and_a_line_say
 
 def test_a_folder_with_splits_is_read_as_it_is(tmp_path, recwarn):
     draw_images(tmp_path / "train"), draw_images(tmp_path / "val", count=2)
-    for data in (ImageFolders(str(tmp_path), 8, SPLITS), unlabelled(tmp_path)):
+    for data in (ImageFolders(str(tmp_path), ImageTransform((8, 8)), SPLITS), unlabelled(tmp_path)):
         assert (data.size("train"), data.size("val")) == (6, 2)
     assert not recwarn.list
 
@@ -56,7 +57,7 @@ def test_a_folder_that_cannot_be_divided_is_refused_in_one_line(files, message, 
     for place in files:
         draw_images(tmp_path / place, count=2, classes=(".",))
     with pytest.raises(InputError, match=message) as refused:
-        ImageFolders(str(tmp_path), 8, SPLITS).setup("fit")
+        ImageFolders(str(tmp_path), ImageTransform((8, 8)), SPLITS).setup("fit")
     assert "\n" not in str(refused.value)
 
 

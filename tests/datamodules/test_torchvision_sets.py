@@ -14,6 +14,7 @@ from scipy.io import savemat
 
 from datamodules.torchvision_sets import DATA_SETS, HELD_OUT, TorchvisionImages, torchvision_images
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 
 TRAIN, TEST = 10, 5  # images of each split, of the classes 0, 1, 0, 1, ...
 
@@ -150,7 +151,7 @@ def as_sample(pixels, size):
 def test_the_images_of_a_split_are_those_on_disk(name, tmp_path):
     train, test = WRITERS[name](tmp_path, name)
     for split, pixels in (("train", train), ("test", test)):
-        dataset = torchvision_images(tmp_path, name, split, image_size=16)
+        dataset = torchvision_images(tmp_path, name, split, transform=ImageTransform((16, 16)))
         assert len(dataset) == len(pixels) and dataset.classes[:2] == CLASSES[name]
         for i, image in enumerate(pixels):
             sample = dataset[i]
@@ -165,7 +166,7 @@ def test_the_images_of_a_split_are_those_on_disk(name, tmp_path):
 def test_validation_images_are_the_test_images_unless_halved_or_official(name, tmp_path):
     _, test = WRITERS[name](tmp_path, name)
     val, halved, limited = (
-        TorchvisionImages(str(tmp_path), name, 8, limit=limit, halve=halve, num_workers=0)
+        TorchvisionImages(str(tmp_path), name, ImageTransform((8, 8)), limit=limit, halve=halve, num_workers=0)
         for limit, halve in ((None, False), (None, True), ({"test": 2}, False))
     )
     images = {
@@ -207,7 +208,7 @@ def test_a_download_is_torchvisions_and_only_on_request(tmp_path, monkeypatch):
 
     monkeypatch.setattr("torchvision.datasets.MNIST.download", download)
     with pytest.raises(InputError, match="expected to download MNIST to .*, got an error: no network"):
-        torchvision_images(tmp_path, "MNIST", "test", 8, download=True)
+        torchvision_images(tmp_path, "MNIST", "test", ImageTransform((8, 8)), download=True)
     assert asked == [str(tmp_path)]
     with pytest.raises(InputError, match="expected one of CIFAR10, .* for data.name, got Mnist"):
-        torchvision_images(tmp_path, "Mnist", "test", 8)
+        torchvision_images(tmp_path, "Mnist", "test", ImageTransform((8, 8)))

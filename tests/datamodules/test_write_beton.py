@@ -5,16 +5,18 @@ import json
 import os
 import re
 import signal
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import test_ffcv
+import timm
 import torch
 from fork_server import fork, join
 from test_decoding import UPRIGHT, save_turned
-from test_ffcv import COUNT, SHORT_SIDE, S, draw, failing, smooth
+from test_ffcv import COUNT, SHOWN, draw, failing, smooth
 
 from datamodules import write_beton as writing
 from datamodules.beton import check_beton
@@ -24,6 +26,8 @@ from datamodules.images import Images
 from datamodules.write_beton import main, write_beton
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage
+from explainers.images.transform import ImageTransform
+from explainers.models import TargetModel
 
 pytestmark = test_ffcv.pytestmark
 
@@ -36,12 +40,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def beton(folder):
     path = folder.parent / "whole.beton"
-    assert write_beton(folder, path, image_size=SHORT_SIDE, workers=2) == COUNT
+    assert write_beton(folder, path, SHOWN, workers=2) == COUNT
     return path
 
 
 def only_batch(path):
-    (batch,) = FFCV(val=str(path), image_size=S, eval_batch_size=64, num_workers=1).val_dataloader()
+    (batch,) = FFCV(val=str(path), transform=SHOWN, eval_batch_size=64, num_workers=1).val_dataloader()
     return batch
 
 
@@ -50,7 +54,7 @@ def test_a_truncated_beton_is_an_error(tmp_path, beton, keep):
     content, cut = beton.read_bytes(), tmp_path / "cut.beton"
     cut.write_bytes(content[: int(keep * len(content))])
     with pytest.raises(ValueError, match=r"cut.beton is not a complete .beton .* got .*; write it again: python -m"):
-        FFCV(val=str(cut)).setup("validate")
+        FFCV(val=str(cut), transform=SHOWN).setup("validate")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ def full_disk(*_):
 def test_a_run_that_fails_ends_and_leaves_no_file(tmp_path, folder, monkeypatch, target, replacement, error):
     monkeypatch.setattr(target, replacement)
     with pytest.raises(error):
-        write_beton(folder, tmp_path / "a.beton", image_size=SHORT_SIDE, workers=2)
+        write_beton(folder, tmp_path / "a.beton", SHOWN, workers=2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,7 +137,7 @@ def write_and_die(replacement, folder, out):
         return os.kill(os.getpid(), signal.SIGKILL) if len(names) == replacement else own(path, target)
 
     Path.replace = replace
-    write_beton(folder, out, limit=6, workers=1)
+    write_beton(folder, out, SHOWN, limit=6, workers=1)
 
 
 def killed_at(replacement, folder, out):
@@ -152,20 +156,20 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
     names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     assert names == {"a.beton.json"}
     with pytest.raises(InputError, match="expected a .beton file .*a.beton, got none; write it"):
-        FFCV(val=str(out)).setup("validate")
+        FFCV(val=str(out), transform=SHOWN).setup("validate")
     other = tmp_path / ".a.b.123.unfinished.beton"  # of another run, which writes a.b.beton
     other.touch()
-    assert write_beton(folder, out, limit=4, workers=1) == 4
+    assert write_beton(folder, out, SHOWN, limit=4, workers=1) == 4
     assert {path.name for path in tmp_path.iterdir()} == {"a.beton", "a.beton.json", other.name}
     assert check_beton(out) == 4
 
 
 def test_a_failed_run_leaves_the_earlier_files_alone(tmp_path, folder, monkeypatch):
-    write_beton(folder, tmp_path / "a.beton", limit=5, workers=1)
+    write_beton(folder, tmp_path / "a.beton", SHOWN, limit=5, workers=1)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr("ffcv.writer.DatasetWriter.finalize", failing)
     with pytest.raises(OSError):
-        write_beton(folder, tmp_path / "a.beton", limit=4, workers=1)
+        write_beton(folder, tmp_path / "a.beton", SHOWN, limit=4, workers=1)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert check_beton(tmp_path / "a.beton") == 5
 
@@ -177,14 +181,15 @@ def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path):
     (tmp_path / "images" / "c" / "2.png").write_bytes(b"nothing")
     out = tmp_path / "a.beton"
     with pytest.raises(CorruptImage, match=r"2.png: expected an image, got 7 bytes"):
-        write_beton(tmp_path / "images", out, workers=1)
+        write_beton(tmp_path / "images", out, SHOWN, workers=1)
     assert not out.exists()
     with pytest.warns(UserWarning, match="left out: .*2.png"):
-        assert write_beton(tmp_path / "images", out, image_size=SHORT_SIDE, workers=1, skip_corrupt=True) == 4
+        assert write_beton(tmp_path / "images", out, SHOWN, workers=1, skip_corrupt=True) == 4
     batch = only_batch(out)
     assert batch["index"].tolist() == [0, 1, 2, 3]
     intact = [
-        Images(val=partial(image_folder, tmp_path / "images", S), num_workers=0).dataset("val")[i] for i in (0, 1, 3, 4)
+        Images(val=partial(image_folder, tmp_path / "images", SHOWN), num_workers=0).dataset("val")[i]
+        for i in (0, 1, 3, 4)
     ]
     expected = torch.stack([sample["image"] for sample in intact]).float()
     assert (batch["image"].float() - expected).abs().mean((1, 2, 3)).max() < 2
@@ -194,7 +199,7 @@ def test_the_writer_turns_images_upright(tmp_path):
     (tmp_path / "c").mkdir()
     for orientation in (1, 3, 6, 8):
         save_turned(tmp_path / "c" / f"{orientation}.png", orientation)
-    stored = writing.StoredImages(image_folder(tmp_path, 4), range(4), image_size=4, skip_corrupt=False)
+    stored = writing.StoredImages(image_folder(tmp_path, ImageTransform((4, 12))), range(4), skip_corrupt=False)
     for i in range(4):
         assert np.array_equal(stored[i][0][..., 0], UPRIGHT)
 
@@ -209,32 +214,50 @@ def handlers():
 
 
 def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path, folder, handlers, capsys):
-    main([str(folder), str(tmp_path / "a.beton"), "--limit", "6", "--image-size", "32", "--workers", "1"])
+    main([str(folder), str(tmp_path / "a.beton"), "--limit", "6", "--model", "test_vit", "--workers", "1"])
     assert re.fullmatch(rf"{tmp_path}/a.beton: 6 images, \d+\.\d MB\n", capsys.readouterr().out)
     with pytest.raises(SystemExit, match="InputError: expected a folder with one .*, got .*gone"):
-        main([str(tmp_path / "gone"), str(tmp_path / "b.beton")])
+        main([str(tmp_path / "gone"), str(tmp_path / "b.beton"), "--model", "test_vit"])
+
+
+def test_the_command_stores_what_a_model_of_timm_sees_or_crops():
+    assert writing.find_transform("test_vit", None) == TargetModel(timm.create_model("test_vit")).transform
+    with pytest.warns(UserWarning, match="crop_fraction=0.5: the data set shows photos cropped to 160 x 160"):
+        assert writing.find_transform("test_vit", 0.5).crop_pct == 0.5
+
+
+def test_a_file_of_another_transform_is_said_and_one_of_another_size_refused(beton):
+    FFCV(val=str(beton), transform=SHOWN).setup("validate")
+    other = replace(SHOWN, resize="squash")
+    with pytest.warns(
+        UserWarning, match=r"whole.beton was .* another data.transform, transform.resize: squash → center$"
+    ):
+        FFCV(val=str(beton), transform=other).setup("validate")
+    with pytest.raises(InputError, match=r"expected images of 70 × 62 pixels, as data.transform .* got 62 × 70; write"):
+        FFCV(val=str(beton), transform=replace(SHOWN, size=(70, 62))).setup("validate")
 
 
 def test_a_run_killed_between_description_and_images_is_noticed(tmp_path, folder):
     """Then the file is the earlier one, which the new description does not fit, though it is as long."""
     out = tmp_path / "a.beton"
     other = draw(tmp_path / "images", names="xyz", first=100)
-    write_beton(other, out, limit=6, workers=1)
+    write_beton(other, out, SHOWN, limit=6, workers=1)
     size = out.stat().st_size
     killed_at(2, folder, out)
     assert out.stat().st_size == size and check_beton(out) == 6
     with pytest.raises(
         InputError, match=r"a.beton and .*a.beton.json to be written together, got .* write both again: "
     ):
-        FFCV(val=str(out)).setup("validate")
+        FFCV(val=str(out), transform=SHOWN).setup("validate")
 
 
 def test_the_description_tells_what_was_written_and_of_what(tmp_path, folder, beton):
     description = json.loads(Path(f"{beton}.json").read_text())
     assert (description["classes"], description["samples"]) == (["a", "b", "c"], COUNT)
     assert description["bytes"] == beton.stat().st_size
-    assert description["source"] == image_folder(folder, SHORT_SIDE).fingerprint()
-    assert description["settings"] == {"image_size": SHORT_SIDE, "quality": 90, "limit": None, "skip_corrupt": False}
+    assert description["source"] == image_folder(folder, SHOWN).fingerprint()
+    shown = json.loads(json.dumps(asdict(SHOWN)))
+    assert description["settings"] == {"transform": shown, "quality": 90, "limit": None, "skip_corrupt": False}
 
 
 def without_first_class(folder, root):
@@ -247,17 +270,17 @@ def without_first_class(folder, root):
 def test_classes_that_differ_between_training_and_validation_are_an_error(tmp_path, folder, beton):
     """A file that lacks the first class shifts the labels of all others."""
     val = tmp_path / "val.beton"
-    write_beton(without_first_class(folder, tmp_path / "images"), val, image_size=SHORT_SIDE, workers=1)
+    write_beton(without_first_class(folder, tmp_path / "images"), val, SHOWN, workers=1)
     with pytest.raises(InputError, match=r"got 3 and 2 that differ in \['a'\]: labels number .*; write .* again"):
-        FFCV(train=str(beton), val=str(val)).setup("fit")
-    FFCV(train=str(beton), val=str(beton)).setup("fit")
-    FFCV(train=str(beton), val=str(val)).setup("validate")
+        FFCV(train=str(beton), val=str(val), transform=SHOWN).setup("fit")
+    FFCV(train=str(beton), val=str(beton), transform=SHOWN).setup("fit")
+    FFCV(train=str(beton), val=str(val), transform=SHOWN).setup("validate")
 
 
 def test_a_file_of_another_writer_is_read_with_one_warning_that_its_classes_are_unknown(tmp_path, beton):
     other = tmp_path / "val.beton"
     other.write_bytes(beton.read_bytes())
-    data = FFCV(train=str(beton), val=str(other), test=str(other), image_size=S)
+    data = FFCV(train=str(beton), val=str(other), test=str(other), transform=SHOWN)
     with pytest.warns(UserWarning) as caught:
         data.setup()
     (message,) = [str(warning.message) for warning in caught if "classes" in str(warning.message)]
@@ -271,12 +294,12 @@ def test_a_description_that_cannot_be_read_is_named(tmp_path, beton, content):
     out.write_bytes(beton.read_bytes())
     Path(f"{out}.json").write_text(content)
     with pytest.raises(InputError, match=r"a.beton.json.*write it again: python -m"):
-        FFCV(val=str(out)).setup("validate")
+        FFCV(val=str(out), transform=SHOWN).setup("validate")
 
 
-def test_a_fingerprint_is_that_of_the_file_and_the_crop(tmp_path, beton):
-    def fingerprint(path=beton, **settings):
-        return FFCV(val=str(path), **{"image_size": S} | settings).fingerprint("val")
+def test_a_fingerprint_is_that_of_the_file_and_tells_its_transform(tmp_path, beton):
+    def fingerprint(path=beton):
+        return FFCV(val=str(path), transform=SHOWN).fingerprint("val")
 
     copy, other = tmp_path / "a.beton", tmp_path / "b.beton"
     copy.write_bytes(beton.read_bytes())
@@ -284,8 +307,6 @@ def test_a_fingerprint_is_that_of_the_file_and_the_crop(tmp_path, beton):
     content[9_000_000] ^= 1
     other.write_bytes(content)
     first = fingerprint()
-    assert first.keys() == {"image", "label", "images"} and first["images"] == str(COUNT)
-    assert fingerprint(copy) == first
-    assert fingerprint(image_size=32)["image"] != first["image"] != fingerprint(crop_fraction=0.5)["image"]
-    assert fingerprint(image_size=32)["label"] == first["label"]
+    assert first["images"] == str(COUNT) and first["transform"] == json.loads(json.dumps(asdict(SHOWN)))
+    assert fingerprint(copy) == first | {"transform": asdict(SHOWN)}  # without a description
     assert fingerprint(other)["image"] != first["image"] and fingerprint(other)["label"] != first["label"]

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,15 +29,24 @@ EXPERIMENTS = ("linear_head", "full_finetuning")
 RUN = (*QUIET, "logger=csv", "trainer.max_epochs=1", "trainer.precision=32-true")
 
 
-def test_a_target_and_a_data_set_have_the_image_size_in_common_and_nothing_else():
+def test_a_target_and_a_data_set_have_the_images_in_common_and_nothing_else():
     """So that all pairs compose, because each composes with one of the others (`test_configs.py`)."""
     for path in (ROOT / "configs/target").glob("*.yaml"):
-        assert {*OmegaConf.load(path)} <= {"defaults", "target", "blocks", "direct", "grid"}
+        assert {*OmegaConf.load(path)} <= {
+            "defaults",
+            "target",
+            "blocks",
+            "direct",
+            "grid",
+            "transform",
+            "crop_fraction",
+        }
     for path in [ROOT / "configs/names/data.yaml", *(ROOT / "configs/data").glob("*.yaml")]:
         text = path.read_text()
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         read = set(re.findall(r"\$\{([a-z_.]+)", "\n".join(lines)))
-        assert {key for key in read if not key.startswith(".")} <= {"grid.image_size", "data_dir", "seed"}
+        shared = {"grid.image_size", "transform", "crop_fraction", "data_dir", "seed"}
+        assert {key for key in read if not key.startswith(".")} <= shared
 
 
 @pytest.mark.parametrize("name", [*PRETRAINED, "deit_base_distilled", "eva_large", "vit_base_patch8"])
@@ -61,6 +71,31 @@ def test_a_function_by_its_python_path_builds_a_target(tmp_path):
     assert target.backbone_identity() == as_target(Net(depth=3), mean=0.3).backbone_identity()
     headed = TargetModel(target, nn.Linear(24, 2))
     assert headed.num_classes == 2 and headed.backbone_identity() == target.backbone_identity()
+
+
+@pytest.mark.situation(22)
+@pytest.mark.parametrize("name", ["test_vit", "beit_base_patch16_384"])
+def test_data_sets_show_what_the_target_was_trained_to_see(name, tmp_path):
+    (tmp_path / "images/val/a").mkdir(parents=True)
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
+    photo.save(tmp_path / "images/val/a/1.png")
+    settings = [f"target={name}", "data=folder", f"data.root={tmp_path}/images"]
+    cfg = composed(*settings, "target.model.pretrained=false", folder=tmp_path)
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    own = TargetModel(model).transform
+    assert instantiate(cfg.transform) == own
+    assert torch.equal(instantiate(cfg.data).dataset("val")[0]["image"], own(photo))
+    wide = composed(*settings[:2], "transform.size=[96,160]", "crop_fraction=0.5", folder=tmp_path)
+    assert wide.data.crop_fraction == 0.5 and instantiate(wide.data.transform) == replace(own, size=(96, 160))
+
+
+def test_experiments_keep_the_crops_of_their_numbers(tmp_path):
+    """Those without photos, and `explain`, which shows what the target sees, need none."""
+    without = {"demo", "explain.yaml", "eval_replot.yaml", "vectors_digits.yaml"}
+    for path in (ROOT / "configs/experiment").rglob("*.yaml"):
+        stated = OmegaConf.load(path).get("crop_fraction")
+        assert stated == (None if without & {path.name, path.parent.name} else 0.875), path
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from callbacks.last_checkpoint import LastCheckpoint
 from datamodules.write_beton import write_beton
+from explainers.images.transform import ImageTransform
 from explainers.running import processes
 from explainers.running.trainer import read_progress
 
@@ -59,7 +60,7 @@ def beton(tmp_path):
     """Images from a .beton file, as overrides; FFCV without Numba, which would compile each loader again."""
     compiler = pytest.importorskip("ffcv.pipeline.compiler", reason="FFCV is not installed: make ffcv").Compiler
     draw_images(tmp_path / "images", count=8 * STEPS + 2)
-    write_beton(tmp_path / "images", tmp_path / "images.beton", image_size=48, workers=1)
+    write_beton(tmp_path / "images", tmp_path / "images.beton", ImageTransform((48, 48)), workers=1)
     compiler.set_enabled(False)
     yield ("data=imagenet", *(f"data.{split}={tmp_path}/images.beton" for split in ("train", "val")))
     compiler.set_enabled(True)

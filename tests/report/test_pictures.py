@@ -14,6 +14,7 @@ from datamodules.images import Images
 from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
+from explainers.images.transform import ImageTransform
 from explainers.models.names import class_names
 from explainers.report.overlays import overlay
 from explainers.report.pictures import Pictures, class_indices, log_curves, log_pictures, read_pictures
@@ -93,7 +94,9 @@ def test_images_of_class_folders_with_equal_file_names_have_names_of_their_own(t
     for path in paths:
         path.parent.mkdir(parents=True)
         Image.new("RGB", (32, 32), (len(path.parts), 0, 0)).save(path)
-    pictures = collected(tmp_path / "out", target, grid, ImageFiles(paths, [0, 1], 32), names=["Chance"])
+    pictures = collected(
+        tmp_path / "out", target, grid, ImageFiles(paths, [0, 1], ImageTransform((32, 32))), names=["Chance"]
+    )
     assert [picture.name for picture in pictures] == ["a/0.png", "b/c/0.png"]
     written = {"results": {"digit": {"Chance": {}}}, "columns": {}}
     (tmp_path / "out" / "results.json").write_text(json.dumps(written))

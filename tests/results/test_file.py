@@ -27,7 +27,7 @@ CONFIG = {
 }
 
 
-DATA = {"odd": {"images": "5", "image": "a1"}, "loop": {"images": "5", "image": "b2"}}
+DATA = {"odd": {"images": "5", "image": "a1", "transform": {"size": (32, 32)}}, "loop": {"images": "5", "image": "b2"}}
 """Task → fingerprint of its data set."""
 
 
@@ -70,6 +70,7 @@ def test_the_file_holds_what_its_numbers_are_traced_by(path):
     assert record["measured"] == {"odd": ["tve"], "loop": ["tve"]}
     assert record["command"] and record["python"] and record["devices"] and record["packages"]["torch"]
     assert content["results"]["loop"] == {"tve": {"fidelity_plus": 1}} and content["identity"]["odd"] == {"images": 5}
+    assert content["data"]["odd"]["transform"] == {"size": [32, 32]}
     assert content["columns"] == dict.fromkeys(CONFIG["tasks"], {"fidelity_plus": "Fidelity⁺ ↑"})
     assert read_columns([path, path]) == {"fidelity_plus": "Fidelity⁺ ↑"} and read_columns([]) == {}
 
