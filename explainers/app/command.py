@@ -205,7 +205,7 @@ def _add_bands(options: Any) -> None:
         "--bands",
         type=parse_bands,
         metavar="R,G,B",
-        help="of a model of more than 4 channels, those that pictures show, numbered from 0 (default: 0,1,2)",
+        help="of a model of 4 channels or more, those that pictures show, numbered from 0 (default: 0,1,2)",
     )
 
 

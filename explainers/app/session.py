@@ -106,7 +106,7 @@ def explain(
         image_size: what the model sees of an image is scaled to this height and width in pixels, or one number for
             both: more pixels give more patches. `None` for the model's own.
         white: value of white in floats and images of more than 8 bits, such as 4095; or (black, white).
-        bands: three of more than 4 channels, numbered from 0, that pictures show; `None` for the first.
+        bands: three of 4 channels or more, numbered from 0, that pictures show; `None` for the first.
         score: what the logits mean, `softmax`, `sigmoid` or `value`, see `as_target`.
         target: function of what the module returns → the number of each image that is explained, see `as_target`.
 

@@ -104,7 +104,7 @@ class Refined(nn.Module):
     For other arguments see `refine`.
 
     Args:
-        target: the model to explain, with a linear or cosine head.
+        target: the model to explain.
         grid: the patches that are explained.
         prior: name of a method without training, see `posthoc.build`; `None` for no prior.
         passes: number of masked forward passes of each image, besides those of the prior and one of the whole image.
