@@ -40,7 +40,7 @@ head = fit_text_head(target, classes, encode)
 texts = ["a photo of a cat", "something furry", "a photo of a eye", "a photo of a cup"]
 photo = "docs/photos/cat_and_coffee.jpg"
 found = explainers.explain(photo, target, text=texts, text_head=head)
-pictures = [found.of(text).picture() for text in texts]  # words.jpg, side by side
+pictures = [found.of(text).picture() for text in texts]  # words.jpg, two by two
 like_cat = explainers.compare(photo, "docs/likeness/cat.jpg", target, against="data/imagenet_samples")
 like_cup = explainers.compare(photo, "docs/likeness/coffee.jpg", target, against="data/imagenet_samples")
 END
