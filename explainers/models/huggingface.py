@@ -6,7 +6,6 @@ Nothing here imports transformers: a model that is handed in brings what is read
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -33,7 +32,7 @@ from explainers.models.mapping import (
     linear_part,
     rename_weights,
 )
-from explainers.models.preprocessing import SQUASHED, TRANSFORMS
+from explainers.models.preprocessing import guess_transform
 from explainers.models.scores import Score
 
 FIRST_TOKEN = ("vit", "deit")
@@ -93,7 +92,7 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     size = size or ((224, 224) if family == "resnet" else None)  # which has no size of its own
     classifies = hasattr(model, "classifier") or hasattr(model, "cls_classifier")
     classes = class_names(model.config) if classifies else []
-    transform = replace(TRANSFORMS.get(family, SQUASHED), size=size) if size else None
+    transform = guess_transform(family, size) if size else None
     origin = f"those of the usual image processor of {family}"
     return Inputs(size, mean, std, origin, classes, transform, find_score(model.config))
 

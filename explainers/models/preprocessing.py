@@ -12,17 +12,26 @@ from explainers.images.transform import ImageTransform, Resize
 WARPED = 384
 """Side from which on ConvNeXT's processor, which has a crop_pct and no crop, squashes photos."""
 
+CONVNEXT = "convnext", "convnextv2", "resnet"
+"""Folders of models with that processor."""
+
 SQUASHED = ImageTransform(resize="squash", rounds=False)
 CROPPED = ImageTransform(rounds=False)
 TRANSFORMS = {
     **dict.fromkeys(("vit", "beit", "dinov3_vit"), replace(SQUASHED, interpolation="bilinear")),
     **dict.fromkeys(("swin", "siglip", "siglip2"), SQUASHED),
     **dict.fromkeys(("dinov2", "dinov2_with_registers", "hiera"), replace(CROPPED, crop_pct=0.875)),
-    **dict.fromkeys(("convnext", "convnextv2", "resnet"), replace(CROPPED, crop_pct=0.875)),
+    **dict.fromkeys(CONVNEXT, replace(CROPPED, crop_pct=0.875)),
     "deit": replace(SQUASHED, crop_pct=0.875),
     "clip": CROPPED,
 }
-"""Folder of a model in transformers → what its usual image processor does with photos, at any size; most squash."""
+"""Folder of a model in transformers → what its usual image processor does with photos; most squash."""
+
+
+def guess_transform(family: str, size: tuple[int, int]) -> ImageTransform:
+    """Return what the usual image processor of a folder of transformers does with photos at a height and width."""
+    warps = family in CONVNEXT and min(size) >= WARPED
+    return replace(SQUASHED if warps else TRANSFORMS.get(family, SQUASHED), size=size)
 
 
 @dataclass(frozen=True)

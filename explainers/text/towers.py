@@ -169,10 +169,9 @@ def _may_belong_to(target: TargetModel, model: str) -> bool:
     """Whether a target may be the image tower of a model of open_clip: by layout, image size, language and version."""
     config = require_open_clip().get_model_config(model)
     tag = target.backbone.pretrained_cfg.get("tag") or ""
-    trained = target.backbone.pretrained_cfg["input_size"]
-    if (config_of_timm := get_pretrained_cfg(target.timm_name)) is not None:  # the target's images may be resized
-        trained = config_of_timm.input_size
-    size = config["vision_cfg"]["image_size"] == trained[-1]
+    known = target.timm_name in list_pretrained(target.name)
+    trained: Any = vars(get_pretrained_cfg(target.timm_name)) if known else target.backbone.pretrained_cfg
+    size = config["vision_cfg"]["image_size"] == trained["input_size"][-1]  # not that of a target that was resized
     plain = "hf_model_name" not in config["text_cfg"] and "multimodal_cfg" not in config
     version = ("SigLIP2" in model) == tag.startswith("v2_") and ("i18n" in model) == tag.endswith("i18n")
     return plain and size and version and _has_layout(target, model)

@@ -10,7 +10,7 @@ from torchvision.models import ResNet18_Weights
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.models.convert import as_target
-from explainers.models.preprocessing import read_processor
+from explainers.models.preprocessing import guess_transform, read_processor
 
 SMALL = {"shortest_edge": 72}
 SQUARE = {"height": 64, "width": 64}
@@ -47,7 +47,7 @@ def test_a_processor_says_mean_std_and_what_becomes_of_photos():
     model = timm.create_model("test_vit", num_classes=3)
     settings = {"size": {"height": 96, "width": 96}, "image_mean": [0.1] * 3, "image_std": [0.2] * 3}
     target = as_target(model, processor=transformers.ViTImageProcessor(**settings))
-    assert target.transform == ImageTransform((96, 96), "squash", 1.0, "bilinear", rounds=False)
+    assert target.transform == ImageTransform((96, 96), "squash", 1.0, "bilinear", (26, 26, 26), rounds=False)
     assert target.mean.flatten().tolist() == pytest.approx([0.1] * 3)
     assert target.std.flatten().tolist() == pytest.approx([0.2] * 3)
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
@@ -59,6 +59,12 @@ def test_a_processor_says_mean_std_and_what_becomes_of_photos():
 def test_a_large_convnext_is_squashed():
     found = read_processor(transformers.ConvNextImageProcessor()).transform
     assert (found.size, found.resize, found.crop_pct) == ((384, 384), "squash", 1.0)
+
+
+@pytest.mark.parametrize("side", [224, 384, 512])
+def test_the_transform_of_convnext_is_that_of_its_processor_at_this_size(side):
+    processor = transformers.ConvNextImageProcessor(size={"shortest_edge": side}, resample=3)
+    assert guess_transform("convnextv2", (side, side)) == read_processor(processor).transform
 
 
 @pytest.mark.parametrize(
