@@ -71,7 +71,7 @@ parts() { # after `transfer`, on the same 50 images and meta-attributions
 
 theory() { # after `transfer`
   python eval.py experiment=eval_replot name=theorem1 figures=theorem1 figures.theorem1.file=runs/tve_vit_tiny/csv/version_0/metrics.csv
-  python eval.py name=eval_two_point target=vit_tiny tasks=[imagenet_val] explainers=[] metrics=two_point figures=approximation \
+  python eval.py name=eval_two_point crop_fraction=0.875 target=vit_tiny tasks=[imagenet_val] explainers=[] metrics=two_point figures=approximation \
     evaluation.chunk_size=64 'tasks.imagenet_val.data={num_workers:1,eval_batch_size:4,test:{limit:16}}' $W
   python eval.py experiment=eval_replot name=two_point results.files=[docs/results/two_point.json] figures=[approximation]
 }

@@ -105,7 +105,7 @@ def test_only_the_first_process_of_srun_prints_a_message(number, capfd):
 
 def interrupted(number):
     write_beton.write_beton = lambda **_: os.kill(os.getpid(), number)
-    write_beton.main(["images", "a.beton"])
+    write_beton.main(["images", "a.beton", "--model", "test_vit"])
 
 
 @EACH
