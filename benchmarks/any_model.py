@@ -89,7 +89,7 @@ def embed(target: TargetModel, photos: Sequence[Image.Image]) -> Tensor:
 
 def fit(head: Any, embeddings: Tensor, truth: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
     """Fit a head to embeddings, with weight decay."""
-    optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2, weight_decay=0.01)
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss(head(embeddings), truth).backward()
