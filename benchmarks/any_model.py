@@ -283,7 +283,9 @@ def measure_regression(data: Path, count: int) -> list[dict[str, str]]:
             cut = round(pair.share * explanation.heatmap.shape[1])
             parts = explanation.heatmap[:, :cut].mean().item(), explanation.heatmap[:, cut:].mean().item()
             fish.append(float(parts[0] > parts[1]) if pair.left == 0 else float(parts[1] > parts[0]))
-        evaluated = explainers.evaluate(target, {session.method: session.explainer}, [pair.image for pair in pairs[:40]])
+        evaluated = explainers.evaluate(
+            target, {session.method: session.explainer}, [pair.image for pair in pairs[:40]]
+        )
         rows.append({"Method": session.method, "Higher on the fish than beside it": mean_and_error(fish)})
         print(rows[-1], evaluated, sep="\n", flush=True)
     return rows

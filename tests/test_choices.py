@@ -39,7 +39,7 @@ from explainers.results.file import list_explainers
 from explainers.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss
-from explainers.weight_vectors import ExplainabilityVector
+from explainers.weight_vectors import ExplainabilityVector, exported_target
 
 # Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk
 EXCLUDED = {
@@ -57,6 +57,7 @@ EXCLUDED = {
         (scale_logits, log_probabilities, log_odds, choose_temperature, perturbation_sweep),
         "TargetModel checks its score",
     ),
+    exported_target: "TargetModel checks its score",
     check_target: "Evaluation checks its curves",
     ImageTransform: "configs and processors name its resize, which their readers check",
     General: "its class_map is `same` or a list of numbers",

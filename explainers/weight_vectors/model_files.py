@@ -10,6 +10,7 @@ from torch import nn
 
 from explainers.errors import InputError, check_distinct
 from explainers.models import TargetModel
+from explainers.models.scores import Score
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
 from explainers.saved.weights import check_floating, check_identity, read_weights
@@ -21,15 +22,16 @@ TRANSFERRED = "transferred"
 """Value of `alpha` in the file of a model that was made by arithmetic instead of training."""
 
 
-def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetModel:
+def exported_target(model: TargetModel | nn.Module, head: str | Path, score: Score | None = None) -> TargetModel:
     """Load the model that a `SelfExplaining` exported, with its fixed head.
 
     Args:
         model: a target or a timm model of the same architecture.
         head: the `model.safetensors` of the export.
+        score: what the logits of a timm model mean, see `TargetModel`; a target has its own.
     """
     identity, weights = read_weights(head)
-    target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model, head=nn.Identity())
+    target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model, nn.Identity(), score)
     fixed = _fixed_head(identity, weights, head)
     backbone = part(weights, "backbone")
     check_alike(target.backbone.state_dict(), backbone, str(head))

@@ -62,7 +62,10 @@ RUNS = {
     ("train", "seed=-1"): "expected seed from 0 to ",
     ("train", "title=${nothing}"): "Interpolation key 'nothing' not found",
     ("train", "target=timm"): "expected a model of timm: name it, as in target=vit_small_patch16_224",
-    ("train", "target=vit_so400m_patch14_siglip_384"): "got images of 384 × 384: set ++target.model.img_size=378",
+    (
+        "train",
+        "target=vit_so400m_patch14_siglip_384",
+    ): "got images of 384 × 384: take image_size=(378, 378), or ++target.model.img_size=[378, 378]",
     ("train", "++target.model.widht=1"): "got an unexpected keyword argument 'widht'",
     ("train", "data.size.val=1 trainer.devices=2"): "expected one val image or more for each of 2 processes, got 1",
     ("eval", "evaluation.classes=predictd"): "expected classes predicted or label, got predictd",

@@ -60,7 +60,7 @@ def beton(tmp_path):
     """Images from a .beton file, as overrides; FFCV without Numba, which would compile each loader again."""
     compiler = pytest.importorskip("ffcv.pipeline.compiler", reason="FFCV is not installed: make ffcv").Compiler
     draw_images(tmp_path / "images", count=8 * STEPS + 2)
-    write_beton(tmp_path / "images", tmp_path / "images.beton", ImageTransform((48, 48)), workers=1)
+    write_beton(tmp_path / "images", tmp_path / "images.beton", ImageTransform((64, 64)), workers=1)
     compiler.set_enabled(False)
     yield ("data=imagenet", *(f"data.{split}={tmp_path}/images.beton" for split in ("train", "val")))
     compiler.set_enabled(True)
