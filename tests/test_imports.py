@@ -86,7 +86,10 @@ def test_no_two_modules_need_each_other():
 
 MAY_KNOW = {
     "explainers": ("explainers",),
-    "datamodules": ("explainers.errors", "explainers.saved.files", "explainers.runtime.progress", "explainers.images"),
+    "datamodules": (
+        *("explainers.errors", "explainers.saved.files", "explainers.saved.records", "explainers.runtime.progress"),
+        *("explainers.images", "explainers.models"),  # a .beton file holds what a model is shown
+    ),
 }
 MAY_KNOW["callbacks"] = (
     *MAY_KNOW["datamodules"],

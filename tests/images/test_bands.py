@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tifffile
 import timm
 import torch
 from PIL import Image
@@ -102,6 +101,7 @@ def test_bands_of_16_bits_are_resized_and_scaled_as_floats():
 
 @pytest.mark.filterwarnings("ignore:left out. 1 file .notes.txt")
 def test_npy_and_tiff_files_hold_the_same_bands(tmp_path):
+    tifffile = pytest.importorskip("tifffile", reason="needs tifffile")
     np.save(tmp_path / "a.npy", SIX)
     tifffile.imwrite(tmp_path / "b.tif", SIX.transpose(2, 0, 1), planarconfig="separate", photometric="minisblack")
     (tmp_path / "notes.txt").write_text("no image")
