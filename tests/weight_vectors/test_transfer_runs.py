@@ -20,6 +20,7 @@ from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
+from explainers.weight_vectors import explainability_vector
 from explainers.weight_vectors.fixed_head import select_explained
 from explainers.weight_vectors.model_files import exported_target
 from explainers.weight_vectors.self_explaining import SelfExplaining
@@ -95,7 +96,8 @@ def test_wandb_draws_the_curve_over_lambda_2(build, tmp_path):
     assert [row["sweep/lambda_2"] for row in logged] == [0, 0.5, 1]
 
 
-def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, three_files, caplog):
+def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, three_files, caplog, monkeypatch):
+    monkeypatch.setattr(explainability_vector.log, "disabled", False)  # as Hydra leaves the loggers of this process
     backbones = {role: part(read_weights(path)[1], "backbone") for role, path in three_files.items()}
     base = target.backbone.state_dict()
     expected = cosine(vector(backbones["predicting"], base), vector(backbones["onto"], base))
