@@ -15,7 +15,7 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.images.transform import Box
-from explainers.models.names import class_index
+from explainers.models.names import class_index, find_other_classes
 from explainers.saved.files import atomic, file_name
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PDF")
@@ -115,20 +115,15 @@ class Explanation:
         if self.score_of is not None and isinstance(wanted, str) and wanted not in self.names:
             scores = torch.cat([self.scores, self.score_of(wanted)])
             return replace(self, names=[*self.names, wanted], scores=scores, top=self.top + 1).of(wanted, against)
-        index, others = self._index(wanted), self.against
-        if against is not None:
-            listed = [against] if isinstance(against, int | str) else against
-            others = tuple(self._index(each) if self.score_of is None else each for each in listed)
+        index, listed = class_index(wanted, self.names), self.against if against is None else against
+        if self.score_of is None:
+            others: tuple[int | str, ...] = tuple(find_other_classes(listed, [index], self.names))
+        else:
+            others = (listed,) if isinstance(listed, int | str) else tuple(listed)
         if (index, others) == (self.index, self.against):
             return self
-        if index in others:
-            raise InputError(f"against={self.names[index]!r}: expected another class than the explained one: name one")
         heatmap = self.heatmap_of(index, self.names[index], others)
         return replace(self, index=index, heatmap=heatmap, against=others)
-
-    def _index(self, wanted: int | str) -> int:
-        exact = isinstance(wanted, str) and wanted in self.names
-        return self.names.index(wanted) if exact else class_index(wanted, self.names)  # type: ignore[arg-type]
 
     def on_photo(self, size: int = 1024, smooth: bool = True) -> Image.Image:
         """Draw the heatmap over the whole photo, without words; grey is what the model does not see.

@@ -22,6 +22,7 @@ from explainers.models.mapping import (
     Statistics,
     Unmapped,
     check_stated,
+    count_stated,
     map_to_timm,
     state_statistics,
 )
@@ -122,7 +123,7 @@ def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
         check_stated(model, mean=stated.mean, std=stated.std)
         found = TargetModel(state_statistics(model, given.mean, given.std), score=given.score).float().eval()
         return _override_settings(found, given.size, given.classes, given.transform)
-    count = next((len(each) for each in (given.mean, given.std) if isinstance(each, Sequence)), count)
+    count = count_stated(model, given.mean, given.std)
     return _search(model, Inputs(given.size, None, None, "as given").override(given, count))
 
 
@@ -175,8 +176,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
 
 def _take_whole(model: nn.Module, inputs: Inputs) -> TargetModel:
     """Explain a module as it is."""
-    settings = inputs.size, inputs.classes, inputs.transform, inputs.score
-    return plain_target(model, inputs.mean, inputs.std, *settings)
+    return plain_target(model, inputs.mean, inputs.std, inputs.size, inputs.classes, inputs.transform, inputs.score)
 
 
 def _read_output(model: Any, weights: Any, function: TargetFunction | None, given: Given) -> TargetModel:

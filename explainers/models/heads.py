@@ -127,7 +127,7 @@ def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
     return head, identity
 
 
-def check_no_probabilities(head: nn.Module, embed_dim: int) -> None:
+def check_head_gives_logits(head: nn.Module, embed_dim: int) -> None:
     """Raise an InputError for a head of several layers whose outputs stay in [0, 1] for embeddings of any size."""
     embeddings = torch.randn(4, embed_dim, generator=torch.Generator().manual_seed(0))
     weight = next(head.parameters(), embeddings)

@@ -21,7 +21,7 @@ from explainers.models.heads import (
     DistilledHead,
     NoHead,
     TextProjection,
-    check_no_probabilities,
+    check_head_gives_logits,
     has_single_logit,
     load_head,
     split_single_logit,
@@ -101,7 +101,7 @@ class TargetModel(nn.Module):
         super().__init__()
         names: list[str] = []
         if isinstance(model, TargetModel):
-            names = model.classes if head is None else []
+            names, score = (model.classes, score or model.score) if head is None else ([], score)
             model, head = model.backbone, model.head if head is None else head
         if not hasattr(model, "reset_classifier"):
             raise InputError(
@@ -155,7 +155,7 @@ class TargetModel(nn.Module):
             )
         several = not hasattr(self.head, "out_features") and not isinstance(self.head, DistilledHead | NoHead)
         if several and not self.mean.is_meta:
-            check_no_probabilities(self.head, self.embed_dim)
+            check_head_gives_logits(self.head, self.embed_dim)
         if fitted:
             check_identity(fitted, self.backbone_identity(), path)
 

@@ -147,6 +147,8 @@ def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str 
 
     >>> class_index("Polar_bear", ["zebra", "polar bear"])
     1
+    >>> class_index("Crane", ["Crane", "crane"])
+    0
     >>> class_index("bear", ["beaver", "bearskin", "polar bear"])
     Traceback (most recent call last):
     explainers.errors.InputError: expected classes among the 3 classes of the model, got bear: did you mean polar bear?
@@ -159,6 +161,8 @@ def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str 
         if 0 <= number < len(names):
             return number
         raise InputError(f"expected {setting} from 0 to {len(names) - 1}, or names of classes, got {wanted}")
+    if wanted in names:  # another class may have the same name in capitals
+        return names.index(wanted)
     by_name = {name.lower(): index for index, name in enumerate(names)}
     plain = wanted.strip().lower()
     for spelling in (plain, plain.replace("_", " ")):

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
-from explainers.models.mapping import Statistics, channels, check_stated
-from explainers.models.model import TargetModel, count_channels
+from explainers.models.mapping import Statistics, channels, check_stated, count_stated
+from explainers.models.model import TargetModel
 from explainers.models.names import list_names
 from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
@@ -157,7 +157,7 @@ def plain_target(
     """
     check_stated(model, mean=mean, std=std, image_size=image_size)
     assert image_size is not None  # for the type checker
-    count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count_channels(model))
+    count = count_stated(model, mean, std)
     means, stds = channels("mean", mean, count), channels("std", std, count)
     size = read_size(image_size)
     patch_size = default_patch_size(size)

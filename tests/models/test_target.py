@@ -270,7 +270,7 @@ def test_a_value_stays_one_output(make_model, images, name):
     target = TargetModel(model, score="value")
     with torch.no_grad():
         expected = model(normalised_by_hand(model, images))
-    assert target.num_classes == 1 and class_names(target) == ["value"]
+    assert target.num_classes == 1 and class_names(target) == ["value"] and TargetModel(target).score == "value"
     torch.testing.assert_close(target.score_images(target.normalise(images)), expected)
     assert target.identity() != TargetModel(model, score="sigmoid").identity()
 
