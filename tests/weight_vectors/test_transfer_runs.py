@@ -96,19 +96,18 @@ def test_wandb_draws_the_curve_over_lambda_2(build, tmp_path):
     assert [row["sweep/lambda_2"] for row in logged] == [0, 0.5, 1]
 
 
-def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, three_files, caplog, monkeypatch):
-    monkeypatch.setattr(explainability_vector.log, "disabled", False)  # as Hydra leaves the loggers of this process
+def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, three_files, monkeypatch):
     backbones = {role: part(read_weights(path)[1], "backbone") for role, path in three_files.items()}
     base = target.backbone.state_dict()
     expected = cosine(vector(backbones["predicting"], base), vector(backbones["onto"], base))
     for value, warned in ((-0.01, True), (0.01, False)):
+        monkeypatch.setattr(explainability_vector, "log", log := MagicMock())  # other tests configure loggers
         module = build()
         assert module.cosines == pytest.approx({"cosine": expected})
         module.cosines = {"cosine": value}
-        caplog.clear()
         validate(module, limit_val_batches=1)
-        told = [record for record in caplog.records if "the transfer may hurt" in record.message]
-        assert len(told) == warned and all(record.levelname == "WARNING" for record in told)
+        told = [call for call in log.warning.call_args_list if "the transfer may hurt" in call.args[0]]
+        assert len(told) == warned
         assert module.trainer.callback_metrics["val/cosine"].item() == pytest.approx(value)
 
 
