@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explainers.auditing.audit import Audit, Example, Group
+from explainers.auditing.audit import SUSPICIOUS, Audit, Example, Group
 from explainers.report.html_pages import fill_page, photo_url
-
-SUSPICIOUS = 0.5
-"""Groups with at least this suspicion are called suspicious."""
 
 NAMED = 4  # most classes that the sentence at the top names
 DRAWN = {"hidden", "random", "positions", "examples", "without"}  # fields of groups that the page gets in another form
