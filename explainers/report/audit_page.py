@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explainers.auditing.audit import Audit, Example, Group
+from explainers.auditing.audit import SUSPICIOUS, Audit, Example, Group
 from explainers.report.html_pages import fill_page, photo_url
-
-SUSPICIOUS = 0.5
-"""Groups with at least this suspicion are called suspicious."""
 
 NAMED = 4  # most classes that the sentence at the top names
 DRAWN = {"hidden", "random", "positions", "examples", "without"}  # fields of groups that the page gets in another form
@@ -52,20 +49,15 @@ def audit_html(audit: Audit, photos: Mapping[int, Tensor]) -> str:
 
 
 def summarise_audit(audit: Audit) -> str:
-    """The result in a sentence: how many groups there are, and which are suspicious.
-
-    >>> summarise_audit(Audit([], ["cat"], {}, (14, 14), {}))
-    '0 groups in 0 classes; no group is suspicious.'
-    """
+    """The result in a sentence: how many groups there are, and which are suspicious."""
     suspicious: dict[int, list[str]] = {}
-    for group in audit.groups:
-        if group.suspicion >= SUSPICIOUS:
-            suspicious.setdefault(group.class_index, []).append(str(group.index))
+    for group in audit.suspicious:
+        suspicious.setdefault(group.class_index, []).append(str(group.index))
     classes = len({group.class_index for group in audit.groups})
     start = f"{_count(len(audit.groups), 'group')} in {_count(classes, 'class', 'classes')}; "
     if not suspicious:
         return f"{start}no group is suspicious."
-    number = sum(map(len, suspicious.values()))
+    number = len(audit.suspicious)
     named = [_named(several, audit.classes[y]) for y, several in [*suspicious.items()][:NAMED]]
     if more := len(suspicious) - len(named):
         named.append(f"and those of {_count(more, 'more class', 'more classes')}")

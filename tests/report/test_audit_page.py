@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from explainers.auditing.audit import Audit, Effect, Example, Group
+from explainers.auditing.groups import Centres
 from explainers.report.audit_page import audit_html, summarise_audit
 
 NASTY = '</script><b> & "q" \'é'
@@ -22,11 +23,9 @@ def group(index=0, **changes):
 
 
 def audit(*groups, **changes):
-    numbers = {"images": 1200, "accuracy": 0.875}
-    return Audit(
-        **{"groups": [*groups], "classes": ["cat", "dog"], "numbers": numbers, "shape": (2, 2), "about": ABOUT}
-        | changes
-    )
+    known = {"classes": ["cat", "dog"], "numbers": {"images": 1200, "accuracy": 0.875}, "about": ABOUT}
+    centres = Centres(torch.ones(len(groups), 1), torch.tensor([each.class_index for each in groups]))
+    return Audit(**{"groups": [*groups], "shape": (2, 2), "centres": centres, **known, **changes})
 
 
 def photos(*numbers):
