@@ -13,6 +13,9 @@ from torch import Tensor
 from explainers.auditing.audit import SUSPICIOUS, Audit, Example, Group
 from explainers.report.html_pages import fill_page, photo_url
 
+STORED = 1000
+"""Most photos in a page, each of about 13 kB at 224 × 224 pixels."""
+
 NAMED = 4  # most classes that the sentence at the top names
 DRAWN = {"hidden", "random", "positions", "examples", "without"}  # fields of groups that the page gets in another form
 
@@ -22,18 +25,19 @@ def audit_html(audit: Audit, photos: Mapping[int, Tensor]) -> str:
 
     Args:
         audit: its `about["command"]` holds the words of the command that made it.
-        photos: number of an image → what the model saw, uint8 (3, H, W). Examples without a photo are not shown.
+        photos: number of an image → what the model saw, uint8 (3, H, W). Examples without a photo are not shown, nor
+            more than `STORED` photos: those of the most suspicious groups.
 
     Returns:
         HTML, in ASCII.
     """
-    examples = {each.number: each for group in audit.groups for each in (*group.examples, *group.without)}
-    shown = [example for example in examples.values() if example.number in photos]
+    shown = _choose_examples(audit, photos)
     places = {example.number: place for place, example in enumerate(shown)}
+    groups = [_group(group, places) for group in audit.groups]
     content = {
         "title": "Audit",
         "summary": summarise_audit(audit),
-        "measured": _measured(audit.numbers),
+        "measured": _measured(audit.numbers, groups),
         "notes": [[name, _written(value)] for name, value in (audit.about | audit.numbers).items()],
         "command": shlex.join(audit.about["command"]),
         "classes": audit.classes,
@@ -43,26 +47,21 @@ def audit_html(audit: Audit, photos: Mapping[int, Tensor]) -> str:
             {"name": each.name, "label": each.label, "predicted": each.predicted, "url": photo_url(photos[each.number])}
             for each in shown
         ],
-        "groups": [_group(group, places) for group in audit.groups],
+        "groups": groups,
     }
     return fill_page("audit", ["crops.js", "group.js", "audit.js"], content)
 
 
 def summarise_audit(audit: Audit) -> str:
-    """The result in a sentence: how many groups there are, and which are suspicious.
-
-    >>> summarise_audit(Audit([], ["cat"], {}, (14, 14), {}))
-    '0 groups in 0 classes; no group is suspicious.'
-    """
+    """The result in a sentence: how many groups there are, and which are suspicious."""
     suspicious: dict[int, list[str]] = {}
-    for group in audit.groups:
-        if group.suspicion >= SUSPICIOUS:
-            suspicious.setdefault(group.class_index, []).append(str(group.index))
+    for group in audit.suspicious:
+        suspicious.setdefault(group.class_index, []).append(str(group.index))
     classes = len({group.class_index for group in audit.groups})
     start = f"{_count(len(audit.groups), 'group')} in {_count(classes, 'class', 'classes')}; "
     if not suspicious:
         return f"{start}no group is suspicious."
-    number = sum(map(len, suspicious.values()))
+    number = len(audit.suspicious)
     named = [_named(several, audit.classes[y]) for y, several in [*suspicious.items()][:NAMED]]
     if more := len(suspicious) - len(named):
         named.append(f"and those of {_count(more, 'more class', 'more classes')}")
@@ -78,10 +77,22 @@ def _count(number: int, one: str, several: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
-def _measured(numbers: Mapping[str, Any]) -> str:
-    accuracy = numbers["accuracy"]
+def _measured(numbers: Mapping[str, Any], groups: list[dict[str, Any]]) -> str:
+    accuracy, pictured = numbers["accuracy"], sum(bool(group["examples"]) for group in groups)
     right = "without labels" if accuracy is None else f"{accuracy:.1%} are predicted right"
-    return f"{_count(numbers['images'], 'image')}, {right}."
+    kept = f" This page has photos of {pictured:,} of {len(groups):,} groups." if pictured < len(groups) else ""
+    return f"{_count(numbers['images'], 'image')}, {right}.{kept}"
+
+
+def _choose_examples(audit: Audit, photos: Mapping[int, Tensor]) -> list[Example]:
+    """The examples of the most suspicious groups, each image once."""
+    chosen: dict[int, Example] = {}
+    for group in audit.groups:
+        more = {each.number: each for each in (*group.examples, *group.without) if each.number in photos}
+        if len(chosen | more) > STORED:
+            break
+        chosen |= more
+    return [*chosen.values()]
 
 
 def _written(value: Any) -> str:
