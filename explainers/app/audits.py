@@ -1,8 +1,9 @@
 """What a model relies on in all images of a folder: `explainers.audit(folder, model)`."""
 
+import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from explainers.app.audited_photos import (
     read_pixels,
 )
 from explainers.app.choosing import Method, print_once
+from explainers.app.photos import Photo
 from explainers.app.session import Session
 from explainers.auditing.audit import Audit, Group
 from explainers.auditing.evidence import check_classes
 from explainers.auditing.groups import Centres, find_groups
 from explainers.auditing.measures import measure_groups
-from explainers.auditing.store import EvidenceStore, process_number
+from explainers.auditing.repair import Repair, repair
+from explainers.auditing.report_card import ReportCard, grade_heads
+from explainers.auditing.store import EvidenceStore, describe_explainer, process_number
 from explainers.auditing.tally import inside_masks
 from explainers.errors import InputError
 from explainers.images.decoding import White
@@ -36,12 +40,41 @@ from explainers.models.names import class_names
 from explainers.models.scores import Score
 from explainers.report.audit_page import audit_html
 from explainers.saved.files import write_atomically
+from explainers.saved.identity import Identity
 from explainers.saved.records import devices, versions
+from explainers.saved.weights import name_difference
 
 PAGE = "audit.html"
 """The page in the folder of an audit."""
 
 VECTORS = "AnyHead, DirectPaths or PathFlow for a ViT, or CAM for a CNN"
+
+
+@dataclass
+class FolderAudit(Audit):
+    """An audit of a folder, with what can repair its model.
+
+    Args:
+        session: the model and the explainer.
+        photos: the images.
+        store: their evidence.
+    """
+
+    session: Session = field(repr=False, compare=False)
+    photos: list[Photo] = field(repr=False, compare=False)
+    store: EvidenceStore = field(repr=False, compare=False)
+
+    def without(self, groups: Sequence[int], strength: float | None = None) -> Repair:
+        """Make a head that relies less on groups, by their numbers, see `repair`; `save` of it writes the head."""
+        read = partial(read_pixels, self.session, self.photos)
+        with self.session.computing():
+            return repair(self.store, self.session.explainer, self.centres, groups, read, strength=strength)
+
+    def report_card(self, repaired: Repair) -> ReportCard:
+        """Compare a repaired head with the model's own on all images, see `grade_heads`; it prints as a table."""
+        with self.session.computing():
+            card = grade_heads(self.store, self.session.target, repaired.head, self.centres, repaired.groups)
+        return replace(card, names=tuple(self.classes))
 
 
 def audit(
@@ -62,7 +95,7 @@ def audit(
     white: White = None,
     bands: Sequence[int] | None = None,
     score: Score | None = None,
-) -> Audit:
+) -> FolderAudit:
     """Find what a classifier relies on over a folder of images: groups of patches that are evidence for its classes.
 
     One pass for each image, then some passes with hidden patches for each group. The same call continues after a kill.
@@ -84,7 +117,7 @@ def audit(
         batch_size: number of images that are explained at once.
 
     Returns:
-        The groups, the most suspicious first.
+        The groups, the most suspicious first. `audit.without([3, 7])` makes a head that relies less on two of them.
 
     Raises:
         InputError: for a folder without images, what the model cannot classify or the method cannot explain, and an
@@ -132,13 +165,13 @@ def audit_folder(
     masks: str | Path | None = None,
     groups: int | None = None,
     command: Sequence[str] = (),
-) -> Audit:
+) -> FolderAudit:
     """Audit the model of a session from `start_session`, with the arguments of `audit`; `command` repeats this."""
-    output = Path(output)
     if texts:
         session.text_head.embed(texts)  # at once, if the model has none
     photos = list_folder(folder)
     names, classes = [photo.name for photo in photos], class_names(session.target)
+    read = partial(read_pixels, session, photos)
     source = make_source(session, photos, find_labels(labels, photos, session.target))
     explainer: Any = session.explainer
     grid, store = explainer.grid, EvidenceStore(output)
@@ -148,23 +181,32 @@ def audit_folder(
             print(f"process {process_number()[0]}: its evidence is in {output}; process 0 goes on", file=sys.stderr)
             sys.exit()
         centres = find_groups(store, session.target, groups)
-        found, centres = measure_groups(
-            store,
-            session.target,
-            grid,
-            centres,
-            names,
-            classes,
-            partial(read_pixels, session, photos),
-            on_object=None if objects is None else inside_masks(objects),
-        )
+        on_object = None if objects is None else inside_masks(objects)
+        of_images = store, session.target, grid, centres, names, classes, read
+        found, centres = measure_groups(*of_images, on_object=on_object)
         if texts:
             found = name_groups(found, centres, session, texts)
-    numbers = count_images(store)
-    result = Audit(found, classes, numbers, grid.shape, describe(session, store, command), centres)
-    result.save(output)
-    write_atomically(output / PAGE, audit_html(result, Pictures(session, photos)))
-    return result
+    about = describe(session, store, command)
+    audit = FolderAudit(found, classes, count_images(store), grid.shape, about, centres, session, photos, store)
+    audit.save(output)
+    write_atomically(Path(output) / PAGE, audit_html(audit, Pictures(session, photos)))
+    return audit
+
+
+def open_audit(session: Session, folder: str | Path, output: str | Path) -> FolderAudit:
+    """Open the audit of a folder that `audit_folder` wrote to `output`; an InputError if it is of something else."""
+    photos, store = list_folder(folder), EvidenceStore(output)
+    audit = Audit.load(output)
+    saved, images = store.identity(), make_source(session, photos, torch.zeros(len(photos))).identity()
+    own: Identity = {
+        "target": session.target.identity(),
+        "explainer": describe_explainer(session.explainer),
+        "images": images | {"labels_sha256": saved["images"]["labels_sha256"]},
+    }
+    difference = name_difference(saved, json.loads(json.dumps(own)))
+    if difference is not None:
+        raise InputError(f"output {output} holds another audit, which differs in {difference}: repeat its command")
+    return FolderAudit(**vars(audit), session=session, photos=photos, store=store)
 
 
 def count_images(store: EvidenceStore) -> dict[str, Any]:

@@ -39,6 +39,7 @@ AS_TYPED = {
     "one image in image,": "one image as IMAGE,",
     "one image in other,": "one image as --similar-to,",
     'labels="folder"': "--labels folder",
+    "without: expected": "--without: expected",
 }
 """How messages of the library name a setting → what to type here."""
 

@@ -13,8 +13,9 @@ from torch import nn
 
 import explainers
 from explainers.app import audit_command, command
+from explainers.app.audit_command import HEAD
 from explainers.app.audited_photos import find_labels, find_objects, list_folder
-from explainers.app.audits import PAGE
+from explainers.app.audits import PAGE, open_audit, start_session
 from explainers.app.session import Session
 from explainers.auditing.audit import FILES, Audit
 from explainers.errors import InputError
@@ -186,12 +187,47 @@ def run(target, folder, monkeypatch, capsys):
 
 def test_the_command_prints_groups_and_where_the_page_is(run, audited):
     audit, output = audited
+    status, lines, errors = run("--output", output)
+    assert status == 1 and "--labels folder takes its folders as classes" in errors[0]
+    assert "holds another audit, which differs in images.labels" in errors[1]
     status, lines, errors = run("--labels", "folder", "--groups", "2", "--output", output)
-    assert errors == [] and status == 0 and lines[0] == f"24 images, 100.0% predicted right: {audit.conclude()}"
+    assert (
+        errors == [] and status == 0 and lines[0].startswith(f"24 images, 100.0% predicted right: {audit.conclude()}")
+    )
     rows = [line.split()[:2] for line in lines if line.split()[:1] and line.split()[0].isdecimal()]
     assert ["0", CLASSES[audit.groups[0].class_index]] in rows
     assert f"{output / PAGE} shows the groups in the photos; {output / FILES[0]} has all numbers" in lines
     assert json.loads((output / FILES[0]).read_text())["about"]["command"][:2] == ["explainers", "audit"]
+
+
+def test_without_writes_a_head_that_explains(run, audited, folder, target):
+    audit, output = audited
+    status, lines, errors = run("--output", output, "--without", "0")
+    assert status == 0 and errors == [] and lines[0].startswith("strength  reliance on the groups")
+    assert sum(line.endswith("<- chosen") for line in lines) == 1
+    assert "same class predicted: " in lines[-3] and lines[-1].endswith(
+        f"explainers serve --head {output / HEAD} --method DirectPaths --audit {output}"
+    )
+    repaired = audit.without([0])
+    after = TargetModel(target, head=output / HEAD)
+    assert torch.equal(after.head.weight, repaired.head.weight) and after.classes == list(CLASSES)
+    assert not torch.equal(after.head.weight, target.head.weight)
+    assert explainers.explain(folder / "cats/00.png", after, method="DirectPaths").heatmap.shape == (4, 4)
+    assert str(audit.report_card(repaired)) in "\n".join(lines)
+
+
+def test_without_needs_an_audit_of_this_model_and_folder_and_groups_that_are_there(run, audited, folder, tmp_path):
+    _, output = audited
+    for words, message in (
+        (["--output", output, "--without", "99"], "--without: expected numbers of groups from 0 to 3, got 99"),
+        (["--output", tmp_path, "--without", "3", "7"], "--without 3 7: expected the folder of an audit, got"),
+    ):
+        status, lines, errors = run(*words)
+        assert status == 1 and lines == [] and len(errors) == 1 and errors[0].startswith(f"explainers: {message}")
+    write_images(tmp_path / "others", 0, count=2)
+    session = start_session(audited[0].session.target, "DirectPaths")
+    with pytest.raises(InputError, match="holds another audit, which differs in images"):
+        open_audit(session, tmp_path / "others", output)
 
 
 def test_no_suspicious_group_is_said_plainly(audited, capsys):
