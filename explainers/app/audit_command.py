@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from explainers.app.audits import PAGE, audit_folder, open_audit, start_session
+from explainers.app.audits import PAGE, PASSES, audit_folder, open_audit, start_session
 from explainers.app.command import print_error
 from explainers.app.explain_command import check_writable, command_to_serve
 from explainers.app.options import choose_device, model_and_methods
@@ -44,7 +44,7 @@ def audit(options: Namespace) -> None:
     if options.labels is None and any(entry.is_dir() for entry in options.folder.iterdir()):
         print_error(f"{options.folder}: no accuracy without labels; --labels folder takes its folders as classes")
     command = ["explainers", *sys.argv[1:]]
-    chosen = options.labels, options.output, options.texts, options.masks, options.groups
+    chosen = options.labels, options.output, options.texts, options.masks, options.groups, options.passes or PASSES
     found = audit_folder(session, options.folder, *chosen, command)
     print_groups(found)
     page, numbers = options.output / PAGE, options.output / FILES[0]

@@ -44,6 +44,9 @@ from explainers.saved.identity import Identity
 from explainers.saved.records import devices, versions
 from explainers.saved.weights import name_difference
 
+PASSES = 20_000
+"""Forward passes that hide patches: some minutes of a small model on a processor."""
+
 PAGE = "audit.html"
 """The page in the folder of an audit."""
 
@@ -90,6 +93,7 @@ def audit(
     texts: Sequence[str] | None = None,
     masks: str | Path | None = None,
     groups: int | None = None,
+    passes: int = PASSES,
     batch_size: int | None = None,
     image_size: ImageSize | None = None,
     white: White = None,
@@ -114,6 +118,7 @@ def audit(
         texts: what groups may show; they are named by the most similar one. The model has to be of CLIP or SigLIP.
         masks: folder of masks of the objects, with the names of the images, of which some patches may lie elsewhere.
         groups: number of groups of each class; `None` chooses it.
+        passes: about the largest number of forward passes that hide patches, of the most suspicious groups first.
         batch_size: number of images that are explained at once.
 
     Returns:
@@ -127,7 +132,7 @@ def audit(
         model, weights, score = TargetModel(as_target(model, weights), head, score), None, None
     session = start_session(model, method, weights, device, batch_size, image_size, white, bands, score)
     command = ["explainers", "audit", str(folder), "--model", session.target.name, "--output", str(output)]
-    return audit_folder(session, folder, labels, output, texts, masks, groups, command)
+    return audit_folder(session, folder, labels, output, texts, masks, groups, passes, command)
 
 
 def start_session(
@@ -164,6 +169,7 @@ def audit_folder(
     texts: Sequence[str] | None = None,
     masks: str | Path | None = None,
     groups: int | None = None,
+    passes: int = PASSES,
     command: Sequence[str] = (),
 ) -> FolderAudit:
     """Audit the model of a session from `start_session`, with the arguments of `audit`; `command` repeats this."""
@@ -183,7 +189,7 @@ def audit_folder(
         centres = find_groups(store, session.target, groups)
         on_object = None if objects is None else inside_masks(objects)
         of_images = store, session.target, grid, centres, names, classes, read
-        found, centres = measure_groups(*of_images, on_object=on_object)
+        found, centres = measure_groups(*of_images, passes=passes, on_object=on_object)
         if texts:
             found = name_groups(found, centres, session, texts)
     about = describe(session, store, command)
