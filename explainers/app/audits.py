@@ -26,7 +26,7 @@ from explainers.app.photos import Photo
 from explainers.app.session import Session
 from explainers.auditing.audit import Audit, Group
 from explainers.auditing.evidence import check_classes
-from explainers.auditing.groups import Centres, find_groups
+from explainers.auditing.groups import Centres, compare_groups, find_groups
 from explainers.auditing.measures import measure_groups
 from explainers.auditing.repair import Repair, repair
 from explainers.auditing.report_card import ReportCard, grade_heads
@@ -186,14 +186,16 @@ def audit_folder(
         if not store.collect(explainer, source):
             print(f"process {process_number()[0]}: its evidence is in {output}; process 0 goes on", file=sys.stderr)
             sys.exit()
-        centres = find_groups(store, session.target, groups)
+        centres, others = (find_groups(store, session.target, groups, seed=seed) for seed in (0, 1))
+        stability = compare_groups(next(store.shards()), centres, others)
         on_object = None if objects is None else inside_masks(objects)
         of_images = store, session.target, grid, centres, names, classes, read
         found, centres = measure_groups(*of_images, passes=passes, on_object=on_object)
         if texts:
             found = name_groups(found, centres, session, texts)
     about = describe(session, store, command)
-    audit = FolderAudit(found, classes, count_images(store), grid.shape, about, centres, session, photos, store)
+    numbers = count_images(store) | {"stability": stability}
+    audit = FolderAudit(found, classes, numbers, grid.shape, about, centres, session, photos, store)
     audit.save(output)
     write_atomically(Path(output) / PAGE, audit_html(audit, Pictures(session, photos)))
     return audit
@@ -216,7 +218,7 @@ def open_audit(session: Session, folder: str | Path, output: str | Path) -> Fold
 
 
 def count_images(store: EvidenceStore) -> dict[str, Any]:
-    """What is known of all images, see `Audit`."""
+    """Count images, those that are predicted right, stored patches and bytes, see `Audit`."""
     images = labelled = right = patches = 0
     for shard in store.shards():
         images += len(shard.numbers)
