@@ -45,7 +45,11 @@ def audit(options: Namespace) -> None:
         print_error(f"{options.folder}: no accuracy without labels; --labels folder takes its folders as classes")
     command = ["explainers", *sys.argv[1:]]
     chosen = options.labels, options.output, options.texts, options.masks, options.groups, options.passes or PASSES
-    found = audit_folder(session, options.folder, *chosen, command)
+    try:
+        found = audit_folder(session, options.folder, *chosen, command)
+    except KeyboardInterrupt as stopped:
+        stopped.add_note(f"- the same command goes on with the evidence in {options.output}")
+        raise
     print_groups(found)
     page, numbers = options.output / PAGE, options.output / FILES[0]
     print(f"\n{page} shows the groups in the photos; {numbers} has all numbers")

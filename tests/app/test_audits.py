@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -199,6 +200,13 @@ def test_the_command_prints_groups_and_where_the_page_is(run, audited):
     assert ["0", CLASSES[audit.groups[0].class_index]] in rows
     assert f"{output / PAGE} shows the groups in the photos; {output / FILES[0]} has all numbers" in lines
     assert json.loads((output / FILES[0]).read_text())["about"]["command"][:2] == ["explainers", "audit"]
+
+
+def test_a_stopped_audit_says_how_it_goes_on(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("explainers.auditing.store.take_evidence", Mock(side_effect=KeyboardInterrupt))
+    status, _, errors = run("--output", tmp_path)
+    assert status == 130
+    assert errors[-1] == f"explainers: stopped - the same command goes on with the evidence in {tmp_path}"
 
 
 def test_without_writes_a_head_that_explains(run, audited, folder, target):
