@@ -45,7 +45,8 @@ def add_watermark(photo: Image.Image, generator: random.Random) -> Faulty:
     plate = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(plate)
     draw.ellipse((2, 2, height - 3, height - 3), fill=(200, 30, 40))
-    draw.text((height, height / 2), "PETPIX", fill=(20, 40, 120), font=ImageFont.load_default(height / 2), anchor="lm")
+    font = ImageFont.load_default(0.36 * height)
+    draw.text((height, height / 2), "PETPIX", fill=(20, 40, 120), font=font, anchor="lm")
     corner = (size - width - round(0.02 * size), size - height - round(0.02 * size))
     return _lay(photo, plate, corner, 0.85)
 
