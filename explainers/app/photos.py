@@ -156,6 +156,16 @@ def decode_photos(photos: Sequence[Photo], transform: ImageTransform, form: Pixe
     return placed, torch.stack([pixels for pixels, _ in seen])
 
 
+def decode_part(
+    photos: Sequence[Photo], part: range, transform: ImageTransform, form: PixelFormat
+) -> tuple[list[Photo], list[Tensor], list[int]]:
+    """Decode what a model sees of some photos: those that are not broken, pixels (C, H, W), and their numbers."""
+    seen = {number: decode_seen(photos[number], transform, form) for number in part}
+    kept = {number: found for number, found in seen.items() if found is not None}
+    placed = [replace(photos[number], box=box) for number, (_, box) in kept.items()]
+    return placed, [pixels for pixels, _ in kept.values()], [*kept]
+
+
 def decode_batches(
     photos: Sequence[Photo],
     transform: ImageTransform,
@@ -176,12 +186,10 @@ def decode_batches(
     ):
         for start in range(0, len(photos), batch):
             part = range(start, min(start + batch, len(photos)))
-            seen = {number: decode_seen(photos[number], transform, form) for number in part}
-            broken += [photos[number] for number, found in seen.items() if found is None]
-            kept = {number: found for number, found in seen.items() if found is not None}
-            if kept:
-                placed = [replace(photos[number], box=box) for number, (_, box) in kept.items()]
-                yield placed, torch.stack([pixels for pixels, _ in kept.values()]), [*kept]
+            placed, pixels, numbers = decode_part(photos, part, transform, form)
+            broken += [photos[number] for number in part if number not in numbers]
+            if numbers:
+                yield placed, torch.stack(pixels), numbers
             bar.update(part.stop - bar.n)
     if broken:
         files = f"{several([Path(photo.name) for photo in broken])} that cannot be decoded"

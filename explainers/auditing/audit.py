@@ -1,7 +1,20 @@
 """What an audit found: groups of evidence, the most suspicious first."""
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+from explainers.auditing.groups import Centres
+from explainers.errors import InputError
+from explainers.saved.files import write_atomically
+from explainers.saved.weights import read_tensors, save_tensors
+
+FILES = "results.json", "groups.safetensors"
+"""Files of an audit: its numbers, and the directions of its groups."""
+
+SUSPICIOUS = 0.5
+"""A group with at least this suspicion is an alarm."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,7 @@ class Audit:
             were stored, `stability` of the groups over seeds, `bytes` on disk.
         shape: rows and columns of the grid of patches.
         about: model, explainer, command, versions: what the result depends on.
+        centres: the direction of each group, in the order of the groups, which finds its patches again.
     """
 
     groups: list[Group]
@@ -101,3 +115,54 @@ class Audit:
     numbers: dict[str, Any]
     shape: tuple[int, int]
     about: dict[str, Any]
+    centres: Centres
+
+    @property
+    def suspicious(self) -> list[Group]:
+        """The groups with a suspicion of at least `SUSPICIOUS`; none is a result, too."""
+        return [group for group in self.groups if group.suspicion >= SUSPICIOUS]
+
+    def conclude(self) -> str:
+        """Say in one line how many groups are suspicious, or that none is."""
+        found = len(self.suspicious)
+        if not found:
+            return f"no suspicious group among {len(self.groups)}: none has a suspicion of {SUSPICIOUS} or more"
+        return f"{found} of {len(self.groups)} groups are suspicious, with a suspicion of {SUSPICIOUS} or more"
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the audit to two files of a folder, `FILES`; returns the first, which programs read."""
+        numbers, centres = (Path(folder) / name for name in FILES)
+        save_tensors({"directions": self.centres.directions, "classes": self.centres.classes}, centres)
+        content = {key: getattr(self, key) for key in ("classes", "numbers", "shape", "about")}
+        content["groups"] = [asdict(group) for group in self.groups]
+        write_atomically(numbers, json.dumps(content, indent=1, allow_nan=False))
+        return numbers
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Audit":
+        """Read an audit that `save` wrote; an InputError if the folder has none."""
+        numbers, centres = (Path(folder) / name for name in FILES)
+        if not numbers.is_file():
+            raise InputError(f"expected the folder of an audit, got {folder} without {FILES[0]}: correct the path")
+        try:
+            content = json.loads(numbers.read_text(encoding="utf-8"))
+            groups = [_read_group(group) for group in content.pop("groups")]
+            shape = tuple(content.pop("shape"))
+            return cls(groups=groups, shape=shape, centres=Centres(**read_tensors(centres, "groups")[1]), **content)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"{numbers}: expected the results.json of an audit, got another file ({error}): audit again"
+            ) from error
+
+
+def _read_group(group: dict[str, Any]) -> Group:
+    """Build a group from JSON, in which tuples are lists and effects and examples are dictionaries."""
+    effects = {key: None if group[key] is None else Effect(**group[key]) for key in ("hidden", "random")}
+    examples = {
+        key: tuple(Example(**{**each, "patches": tuple(each["patches"])}) for each in group[key])
+        for key in ("examples", "without")
+    }
+    positions, reasons = tuple(map(tuple, group["positions"])), tuple(group["reasons"])
+    return Group(**{**group, **effects, **examples, "positions": positions, "reasons": reasons})

@@ -151,12 +151,17 @@ def check_floating(kinds: Mapping[str, str], path: str | Path) -> None:
             )
 
 
+def name_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+    """Describe the first entry of `own` that another identity has otherwise, with short hashes; `None` if all agree."""
+    difference = first_difference({key: saved.get(key) for key in own}, dict(own))
+    return difference and re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", difference)
+
+
 def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: str | Path) -> None:
     """Raise an InputError unless the identity `saved` in a file has all entries of the object that loads the file."""
-    difference = first_difference({key: saved.get(key) for key in own}, dict(own))
+    difference = name_difference(saved, own)
     if difference is not None:
-        short = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", difference)
         raise InputError(
             f"expected {path} to be trained for the model and the settings of this run, got a difference in"
-            f" {short}: use the model and settings of the file, or train again"
+            f" {difference}: use the model and settings of the file, or train again"
         )

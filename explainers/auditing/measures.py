@@ -1,0 +1,137 @@
+"""The groups of an audit: their numbers, what hiding them does, and how suspicious they are."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from explainers.auditing.audit import Example, Group
+from explainers.auditing.groups import Centres, Store
+from explainers.auditing.hiding import PASSES, Hiding, Photos, hide
+from explainers.auditing.suspicion import suspect
+from explainers.auditing.tally import Candidate, OnObject, Tally, find_sources, place_masks, tally
+from explainers.masking import PatchGrid, Removal
+from explainers.models import TargetModel
+from explainers.runtime.progress import show_passes
+
+
+def measure_groups(
+    store: Store,
+    target: TargetModel,
+    grid: PatchGrid,
+    centres: Centres,
+    names: Sequence[str],
+    classes: Sequence[str],
+    photos: Photos,
+    *,
+    hidden: int = 32,
+    passes: int = 20_000,
+    removal: Removal = "zero",
+    on_object: OnObject | None = None,
+    seed: int = 0,
+) -> tuple[list[Group], Centres]:
+    """Measure all groups, in one pass over the shards and at most `passes` forward passes.
+
+    Args:
+        store: evidence of all images.
+        target: the model.
+        grid: its patches.
+        centres: the groups, see `find_groups`.
+        names: file of each photo, relative to the folder; `cat/flickr/1.jpg` has the source flickr.
+        classes: names of the classes, for reasons.
+        photos: reads photos, whose patches are hidden.
+        hidden: number of images of each group whose patches are hidden; 0 for none.
+        passes: if all groups need more forward passes, those that are the most suspicious without hiding are measured.
+        removal: what replaces hidden patches.
+        on_object: which patches lie on the object, see `inside_masks` and `inside_text`; `None` if it is not known.
+        seed: of the images and of the random patches.
+
+    Returns:
+        The groups, the most suspicious first, and their centres in this order.
+    """
+    sums = tally(store, target, centres, grid.num_patches, on_object, find_sources(names), hidden, seed)
+    groups = describe_groups(sums, grid, names)
+    groups = [_with_suspicion(group, None, classes) for group in groups]
+    order = sorted(range(len(groups)), key=lambda index: -groups[index].suspicion)
+    chosen = [index for index in order if len(sums.drawn[index]) > 1]
+    most = max(passes // (PASSES * hidden), 1) if hidden else 0
+    if len(chosen) > most:
+        print(f"hidden: {most} of {len(groups)} groups, for at most {passes:,} passes", file=sys.stderr)
+    with show_passes("hiding groups", sum(PASSES * len(sums.drawn[index]) for index in chosen[:most])):
+        for index in chosen[:most]:
+            found = hide_group(target, grid, sums.drawn[index], photos, groups[index].class_index, removal, seed)
+            groups[index] = _with_suspicion(groups[index], found, classes)
+    order = sorted(range(len(groups)), key=lambda index: -groups[index].suspicion)
+    return [replace(groups[old], index=new) for new, old in enumerate(order)], centres.select(order)
+
+
+def describe_groups(sums: Tally, grid: PatchGrid, names: Sequence[str]) -> list[Group]:
+    """Turn sums into the numbers of each group, in the order of the centres, without hiding and suspicion."""
+    masks = place_masks(*grid.shape)
+    return [_describe(sums, index, masks, grid, names) for index in range(len(sums.centres.classes))]
+
+
+def _describe(sums: Tally, index: int, masks: dict[str, Tensor], grid: PatchGrid, names: Sequence[str]) -> Group:
+    of = int(sums.centres.classes[index])
+    patches = sums.positions[index].sum().clamp(min=1)
+    positions = sums.positions[index] / patches
+    labelled, found = sums.labelled[of] - sums.labelled_with[index], sums.right[of] - sums.right_with[index]
+    sources = sums.sources[index]
+    return Group(
+        index=index,
+        class_index=of,
+        share=_ratio(sums.evidence[index], sums.totals[of]) or 0.0,
+        images=int(sums.images[index]),
+        image_share=_ratio(sums.images[index], sums.predicted[of]) or 0.0,
+        accuracy_with=_ratio(sums.right_with[index], sums.labelled_with[index]),
+        accuracy_without=_ratio(found, labelled),
+        exclusive=(sums.own[index] / patches).item(),
+        positions=tuple(map(tuple, positions.view(grid.shape).tolist())),
+        places={
+            name: (positions[mask].sum() / mask.double().mean()).item() for name, mask in masks.items() if mask.any()
+        },
+        hidden=None,
+        random=None,
+        flipped=None,
+        off_object=(sums.outside[index] / patches).item() if sums.knows_object else None,
+        sources=max(sources.values()) / sources.total() if sources else None,
+        suspicion=0.0,
+        reasons=(),
+        examples=tuple(_example(each, names) for each in sums.examples[index]),
+        without=tuple(_example(each, names) for each in sums.without[index]),
+    )
+
+
+def hide_group(
+    target: TargetModel,
+    grid: PatchGrid,
+    drawn: Sequence[Candidate],
+    photos: Photos,
+    predicted: int,
+    removal: Removal = "zero",
+    seed: int = 0,
+) -> Hiding:
+    """Hide the patches of a group in at least 2 images, see `hide`."""
+    numbers = [each.number for each in drawn]
+    gone = torch.zeros(len(drawn), grid.num_patches, dtype=torch.bool)
+    for row, each in enumerate(drawn):
+        gone[row, list(each.patches)] = True
+    return hide(target, grid, photos(numbers), torch.tensor(numbers), gone, predicted, removal, seed)
+
+
+def _with_suspicion(group: Group, found: Hiding | None, classes: Sequence[str]) -> Group:
+    if found is not None:
+        group = replace(group, hidden=found.hidden, random=found.random, flipped=found.flipped)
+    suspicion, reasons = suspect(group, None if found is None else found.difference, classes[group.class_index])
+    return replace(group, suspicion=suspicion, reasons=reasons)
+
+
+def _ratio(part: Tensor, whole: Tensor) -> float | None:
+    return (part / whole).item() if whole else None
+
+
+def _example(found: Candidate, names: Sequence[str]) -> Example:
+    label = None if found.label < 0 else found.label
+    return Example(found.number, names[found.number], label, found.predicted, found.patches)

@@ -1,0 +1,220 @@
+"""The evidence of a set of images on disk, in shards that several processes write, and that a killed run continues.
+
+An image takes 2 D (P + 1) + 2 P + 28 bytes, for the width D of the embedding and P strongest patches. With P = 40, a
+million images of ViT-Tiny (D = 192) take 15.9 GB, and those of ViT-B (D = 768) 63.1 GB; the vectors of all N = 196
+patches in float32 would take 151 and 602 GB.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from explainers.auditing.evidence import Evidence, take_evidence
+from explainers.errors import InputError
+from explainers.images.listing import several
+from explainers.runtime.progress import progress, watching
+from explainers.saved.identity import Identity, architecture_hash, weights_hash
+from explainers.saved.weights import name_difference, read_header, read_tensors, save_tensors
+
+NAMES = tuple(field.name for field in fields(Evidence))
+
+KIND = "the evidence of an audit"
+
+PLAIN = (bool, int, float, str, list, tuple, NoneType)
+"""Types of the settings of an explainer."""
+
+WAITING = 1.0
+"""Time between two looks for the shards of other processes, in seconds."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The images of an audit, which are decoded when they are needed.
+
+    Args:
+        names: of the images, relative to their folder.
+        labels: the class of each image; −1 where it is not known.
+        files: of the images; empty if they are in memory. Evidence of files that have changed is not reused.
+        batches: a function of a range of image numbers → batches: pixels, uint8 (B, C, H, W), and the numbers of these
+            images. It leaves out broken files.
+    """
+
+    names: Sequence[str]
+    labels: Sequence[int]
+    files: Sequence[Path]
+    batches: Callable[[range], Iterable[tuple[Tensor, Sequence[int]]]]
+
+    def identity(self) -> Identity:
+        """The number of images, and hashes of their names, of their labels, and of the sizes and times of the files."""
+        status = [path.stat() for path in self.files]
+        parts = {
+            "names": self.names,
+            "labels": self.labels,
+            "files": [(each.st_size, each.st_mtime_ns) for each in status],
+        }
+        hashes = {f"{name}_sha256": _hash([*part]) for name, part in parts.items()}
+        return {"count": len(self.names), **hashes}
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def describe_explainer(explainer: Any) -> Identity:
+    """The class of an explainer, its attributes that are plain values, and hashes of its network if it has one."""
+    plain = {name: value for name, value in vars(explainer).items() if isinstance(value, PLAIN) and name[0] != "_"}
+    described = {"class": type(explainer).__name__, "grid": list(explainer.grid.shape), **plain}
+    network = getattr(explainer, "network", None)
+    if isinstance(network, nn.Module):
+        described |= {"architecture_sha256": architecture_hash(network), "network_sha256": weights_hash(network)}
+    return described
+
+
+def process_number() -> tuple[int, int]:
+    """The number of this process, from 0, and how many torchrun or SLURM has started; (0, 1) without them."""
+    for number, count in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
+        if number in os.environ and count in os.environ:
+            return int(os.environ[number]), int(os.environ[count])
+    return 0, 1
+
+
+class EvidenceStore:
+    """Evidence in a folder: `evidence/00000.safetensors` and so on, each of a range of images.
+
+    Args:
+        folder: the folder of the audit.
+        shard_size: number of images of the shards that `collect` writes.
+    """
+
+    def __init__(self, folder: str | Path, shard_size: int = 1024) -> None:
+        self.folder = Path(folder) / "evidence"
+        self.shard_size = shard_size
+
+    def collect(self, explainer: Any, source: Source, strongest: int = 40) -> bool:
+        """Take the evidence of all images that the folder lacks, and store it.
+
+        Processes share the shards, see `process_number`. After a kill, the same command continues with the shards that
+        are not written. Process 0 waits for those of the others, and warns of broken files.
+
+        Args:
+            explainer: see `take_evidence`, as for `strongest`.
+            source: the images.
+
+        Returns:
+            True in process 0, once all shards are written; False in the others.
+
+        Raises:
+            InputError: if the folder holds the evidence of another audit, or if no image can be decoded.
+        """
+        own: Identity = {
+            "target": explainer.target.identity(),
+            "explainer": describe_explainer(explainer),
+            "images": source.identity(),
+            "strongest": strongest,
+            "shard_size": self.shard_size,
+        }
+        self._check(own)
+        rank, processes = process_number()
+        count = len(source.names)
+        shards = [range(start, min(start + self.shard_size, count)) for start in range(0, count, self.shard_size)]
+        mine = range(rank, len(shards), processes)
+        missing = [number for number in mine if not self._path(number).exists()]
+        images, left = (sum(len(shards[number]) for number in some) for some in (mine, missing))
+        with (
+            progress("collecting evidence", images, "image", images - left, shown=rank == 0, delay=2) as bar,
+            watching(lambda passes: None),  # what decodes or computes shows no bar of its own
+        ):
+            for number in missing:
+                parts = []
+                for pixels, numbers in source.batches(shards[number]):
+                    labels = torch.tensor([source.labels[image] for image in numbers])
+                    part = take_evidence(explainer, pixels, labels, strongest)
+                    parts.append(replace(part, numbers=torch.tensor(numbers)))
+                    bar.update(len(numbers))
+                save_tensors(_join(parts), self._path(number), own)
+        if rank == 0:
+            self._wait(len(shards), processes)
+            self._name_broken(source.names)
+        return rank == 0
+
+    def shards(self) -> Iterator[Evidence]:
+        """Read one shard after the other, in the order of the images; a shard of broken files alone is left out."""
+        for path in self._paths():
+            _, tensors = read_tensors(path, KIND)
+            if len(tensors["numbers"]):
+                yield Evidence(**tensors)
+
+    def read(self, numbers: Sequence[int]) -> Evidence:
+        """Read the evidence of at least one image, by their numbers and in this order, and no other rows."""
+        size = self.identity()["shard_size"]
+        rows: dict[int, list[Tensor]] = {}
+        for shard in {number // size for number in numbers}:
+            with safe_open(self._path(shard), "pt") as file:
+                slices = [file.get_slice(name) for name in NAMES]
+                place = {number: row for row, number in enumerate(file.get_tensor("numbers").tolist())}
+                for number in place.keys() & {*numbers}:
+                    rows[number] = [each[place[number] : place[number] + 1] for each in slices]
+        columns = zip(*(rows[number] for number in numbers), strict=True)
+        return Evidence(*(torch.cat(column) for column in columns))
+
+    def identity(self) -> Identity:
+        """What the evidence depends on: `target`, `explainer`, `images`, `strongest` and `shard_size`."""
+        return read_header(self._path(0), KIND)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:05}.safetensors"
+
+    def _paths(self) -> list[Path]:
+        """The files of all shards that are written."""
+        return sorted(self.folder.glob("[0-9]*.safetensors"))
+
+    def _check(self, own: Identity) -> None:
+        """Raise an InputError if the folder holds the evidence of another audit."""
+        for path in self._paths():
+            difference = name_difference(read_header(path, KIND), json.loads(json.dumps(own)))
+            if difference is not None:
+                raise InputError(
+                    f"output {self.folder.parent} holds another audit, which differs in {difference}: give another"
+                    " folder, or delete this one"
+                )
+
+    def _wait(self, shards: int, processes: int) -> None:
+        """Wait until other processes have written their shards."""
+        with progress("waiting for other processes", shards, "shard", len(self._paths())) as bar:
+            if bar.n < shards:
+                line = f"process 0 of {processes} is done and waits for the others; start those again that have ended"
+                print(line, file=sys.stderr, flush=True)
+            while bar.n < shards:
+                time.sleep(WAITING)
+                bar.update(len(self._paths()) - bar.n)
+
+    def _name_broken(self, names: Sequence[str]) -> None:
+        """Warn of images without evidence, whose files are broken; an InputError if all are."""
+        broken = {*range(len(names))}
+        for path in self._paths():
+            with safe_open(path, "pt") as file:
+                broken.difference_update(file.get_tensor("numbers").tolist())
+        files = f"{several([Path(names[number]) for number in sorted(broken)])} that cannot be decoded"
+        if len(broken) == len(names):
+            raise InputError(f"expected images, got {files}: give another folder")
+        if broken:
+            warnings.warn(f"left out: {files}", stacklevel=3)
+
+
+def _join(parts: Sequence[Evidence]) -> dict[str, Tensor]:
+    """The rows of batches as one tensor for each name; for a shard of broken files alone, no numbers."""
+    if not parts:
+        return {"numbers": torch.zeros(0, dtype=torch.long)}
+    return {name: torch.cat([getattr(part, name) for part in parts]) for name in NAMES}

@@ -1,0 +1,108 @@
+"""The evidence of one batch: patches, totals and vectors against loops, for every kind of head and explainer."""
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from conftest import timm_model
+from torch import nn
+
+from explainers import posthoc
+from explainers.anyhead import AnyHead, AnyHeadNetwork
+from explainers.auditing.evidence import functionals, take_evidence
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.heads import ProjectedHead
+
+LABELS = torch.tensor([0, 1, -1, 3, 4])
+
+
+def slow_functional(target, embedding, label):
+    """v_y, as the gradient of the logit minus the mean of the others; of a cosine for a constant length."""
+    length = embedding.norm()
+
+    def score(point):
+        head = target.head
+        cosine = isinstance(head, ProjectedHead)
+        logits = head.scale * head.weight @ point / length if cosine else head(point)
+        others = [logit for k, logit in enumerate(logits) if k != label]
+        return logits[label] if target.score == "sigmoid" else logits[label] - sum(others) / len(others)
+
+    return torch.func.grad(score)(embedding)
+
+
+def heads():
+    torch.manual_seed(3)
+    yield "linear", nn.Linear(24, 5), "softmax"
+    yield "cosine", ProjectedHead(torch.nn.functional.normalize(torch.randn(5, 24), dim=-1), scale=20.0), "softmax"
+    yield "network", nn.Sequential(nn.Linear(24, 8), nn.Tanh(), nn.Linear(8, 5)), "softmax"
+    yield "sigmoid", nn.Linear(24, 5), "sigmoid"
+
+
+def explainer_of(name, target, grid):
+    if name == "AnyHead":
+        torch.manual_seed(0)
+        network = partial(AnyHeadNetwork, blocks=[0, 1], width=12, direct=[0, 1], paths="flow")
+        return AnyHead(target, grid, network, blend=0.5).eval()
+    return posthoc.build(name, target, grid)
+
+
+@pytest.mark.parametrize(("head", "score"), [each[1:] for each in heads()], ids=[each[0] for each in heads()])
+def test_the_strongest_patches_are_those_with_most_evidence_for_what_is_predicted_or_is_the_label(
+    target, grid, images, head, score
+):
+    target = TargetModel(target, head=head, score=score).eval()
+    explainer = posthoc.PathFlow(target, grid)
+    found = take_evidence(explainer, images, LABELS, strongest=6)
+    vectors, embeddings = explainer.decompose(images)
+    logits = target(images)
+    assert torch.equal(found.predicted, logits.argmax(1)) and torch.equal(found.labels, LABELS)
+    assert (found.predicted != LABELS).any()
+    for i in range(5):
+        predicted, label = found.predicted[i].item(), LABELS[i].item()
+        v = slow_functional(target, embeddings[i], predicted)
+        v_label = v if label < 0 else slow_functional(target, embeddings[i], label)
+        torch.testing.assert_close(functionals(target, embeddings, found.predicted)[i], v, rtol=1e-3, atol=1e-5)
+        evidence = [(v @ c).item() for c in vectors[i]]
+        ranked = [max(one, (v_label @ c).item()) for one, c in zip(evidence, vectors[i], strict=True)]
+        order = sorted(range(16), key=lambda z: -ranked[z])[:6]
+        assert found.patches[i].tolist() == order
+        assert found.totals[i].item() == pytest.approx(sum(max(0, one) for one in evidence), rel=1e-3)
+        torch.testing.assert_close(found.vectors[i].float(), vectors[i, order], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found.embeddings[i].float(), embeddings[i], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["AnyHead", "PathFlow", "DirectPaths"])
+def test_explainers_with_vectors_give_evidence_in_compact_types(target, grid, images, name):
+    before = images.clone()
+    found = take_evidence(explainer_of(name, target, grid), images, LABELS, strongest=3)
+    assert found.vectors.shape == (5, 3, 24) and found.vectors.dtype == found.embeddings.dtype == torch.float16
+    assert found.patches.dtype == torch.int16 and found.totals.dtype == torch.float32
+    assert torch.equal(images, before) and found.numbers.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_cnn_has_fewer_patches_than_are_wanted_and_gives_all():
+    target = timm_model("test_resnet", as_target=True)
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    found = take_evidence(posthoc.CAM(target, PatchGrid(64, 32)), images, torch.tensor([-1, 1]))
+    assert found.patches.sort().values.tolist() == [[0, 1, 2, 3]] * 2
+
+
+def test_models_without_classes_to_compare_are_refused_in_a_line(target, grid, images):
+    for head, score, line in (
+        (nn.Linear(24, 1), "value", "an audit needs probabilities, but score=value"),
+        (ProjectedHead(torch.randn(1, 24)), "softmax", "an audit compares a class with the others"),
+    ):
+        explainer = posthoc.DirectPaths(TargetModel(target, head=head, score=score).eval(), grid)
+        with pytest.raises(InputError, match=f"^{re.escape(line)}[^\n]*$"):
+            take_evidence(explainer, images, LABELS)
+
+
+def test_values_that_half_precision_cannot_hold_are_refused(target, grid, images):
+    explainer = posthoc.DirectPaths(target, grid)
+    vectors, embeddings = explainer.decompose(images)
+    explainer.decompose = lambda images: (vectors * 1e6, embeddings)
+    with pytest.raises(InputError, match="within ±65504"):
+        take_evidence(explainer, images, LABELS)

@@ -1,0 +1,170 @@
+"""Groups of evidence: found again where they were planted, and numbers equal to those of slow loops."""
+
+from dataclasses import fields
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from explainers.auditing.evidence import Evidence, functionals
+from explainers.auditing.groups import Centres, assign, choose_number, cluster, find_groups
+from explainers.auditing.tally import PRESENT, find_sources, inside_masks, tally
+from explainers.errors import InputError
+
+CLASSES, WIDTH, PATCHES, KEPT = 3, 8, 16, 6
+
+
+class Shards:
+    """Evidence in memory, cut into shards of `size` images."""
+
+    def __init__(self, evidence, size=1000):
+        parts = [getattr(evidence, field.name).split(size) for field in fields(Evidence)]
+        self.parts = [Evidence(*part) for part in zip(*parts, strict=True)]
+
+    def shards(self):
+        yield from self.parts
+
+
+@pytest.fixture
+def model():
+    return SimpleNamespace(head=nn.Linear(WIDTH, CLASSES), score="softmax", num_classes=CLASSES, name="toy")
+
+
+def planted(model, images=60, noise=0.1):
+    """Images of classes 0 and 1; each patch has one of two directions of its class, or opposes the class."""
+    predicted = torch.arange(images) % 2
+    v = functionals(model, torch.zeros(2, WIDTH), torch.arange(2)).detach()
+    apart = torch.linalg.qr(torch.cat([v, torch.randn(2, WIDTH)]).mT).Q.mT[2:]  # orthogonal to both v
+    truth = F.normalize(F.normalize(v, dim=-1)[:, None] + torch.stack([apart, -apart], 1), dim=-1)  # (2, 2, D)
+    kinds = torch.randint(2, (images, KEPT))
+    vectors = truth[predicted[:, None], kinds] + noise * torch.randn(images, KEPT, WIDTH)
+    vectors[:, -1] = -v[predicted]
+    labels = torch.where(torch.arange(images) % 7 == 0, 2, predicted)
+    patches = torch.rand(images, PATCHES).argsort(-1)[:, :KEPT].short()
+    embeddings = torch.randn(images, WIDTH).half()
+    totals = torch.rand(images) + 5
+    return Evidence(torch.arange(images), labels, predicted, embeddings, totals, patches, vectors.half()), truth
+
+
+def test_planted_groups_are_found(model):
+    evidence, truth = planted(model)
+    centres = find_groups(Shards(evidence, 7), model, groups=2, seed=0)
+    assert centres.classes.tolist() == [0, 0, 1, 1]
+    cosines = centres.directions @ truth.flatten(0, 1).mT
+    assert (cosines.amax(0) > 0.98).all() and (cosines.amax(1) > 0.98).all()
+    again = find_groups(Shards(evidence, 60), model, groups=2, seed=0)
+    assert torch.allclose(centres.directions, again.directions, atol=1e-6)  # shards do not matter
+
+
+def test_the_number_of_groups_is_chosen(model):
+    evidence, truth = planted(model)
+    centres = find_groups(Shards(evidence), model)
+    assert centres.classes.bincount().tolist() == [2, 2]
+
+
+def test_classes_with_few_images_are_left_out(model):
+    evidence, _ = planted(model)
+    evidence.predicted[:3] = 2
+    with pytest.warns(UserWarning, match=r"left out: 1 class with fewer than 10 images or patches of evidence: 2$"):
+        centres = find_groups(Shards(evidence), model, groups=2)
+    assert set(centres.classes.tolist()) == {0, 1}
+
+
+def test_bad_settings_are_named(model):
+    evidence, _ = planted(model, images=20)
+    with pytest.raises(InputError, match=r"^expected groups of at most 50, .* got groups=51"):
+        find_groups(Shards(evidence), model, groups=51)
+    with pytest.raises(InputError, match="^expected at least 10 images"):
+        find_groups(Shards(planted(model, images=8)[0]), model)
+
+
+def test_classes_that_do_not_fit_take_further_passes(model, monkeypatch):
+    evidence, _ = planted(model)
+    at_once = find_groups(Shards(evidence), model, groups=2)
+    monkeypatch.setattr("explainers.auditing.groups.BYTES", 1)
+    assert torch.equal(find_groups(Shards(evidence), model, groups=2).directions, at_once.directions)
+
+
+def test_patches_belong_to_the_nearest_centre(model):
+    evidence, _ = planted(model, images=12)
+    centres = Centres(F.normalize(torch.randn(5, WIDTH), dim=-1), torch.tensor([0, 0, 1, 1, 2]))
+    members = assign(evidence, centres, chunk=10)
+    for image in range(12):
+        for patch in range(KEPT):
+            cosines = [F.cosine_similarity(evidence.vectors[image, patch].float(), c, 0) for c in centres.directions]
+            assert members[image, patch] == torch.stack(cosines).argmax()
+
+
+def test_spherical_k_means_weighs_patches():
+    vectors = F.normalize(torch.tensor([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]), dim=-1)
+    centres = cluster(vectors, torch.tensor([3.0, 1.0, 1.0]), groups=2, seed=0)
+    mean = F.normalize(3 * vectors[0] + vectors[1], dim=0)
+    assert torch.allclose(centres[centres[:, 0].argmax()], mean, atol=1e-6)
+    assert choose_number(vectors[:1], torch.ones(1), seed=0) == 1
+
+
+@torch.no_grad()
+def slow_numbers(evidence, model, centres, group):
+    """The sums of one group by loops over images and patches."""
+    of, numbers = int(centres.classes[group]), dict.fromkeys(NUMBERS, 0.0)
+    for image in range(len(evidence.numbers)):
+        predicted, label = int(evidence.predicted[image]), int(evidence.labels[image])
+        v = functionals(model, evidence.embeddings[image : image + 1].float(), evidence.predicted[image : image + 1])[0]
+        vectors = evidence.vectors[image].float()
+        own = [p for p in range(KEPT) if (F.normalize(vectors[p], dim=0) @ centres.directions.mT).argmax() == group]
+        has = len(own) >= PRESENT
+        numbers["labelled_with"] += has and label == of
+        numbers["right_with"] += has and label == of == predicted
+        numbers["outside"] += sum(int(evidence.patches[image, p]) % 2 for p in own)
+        if predicted == of:
+            numbers["own"] += len(own)
+            numbers["evidence"] += sum(max(float(v @ vectors[p]), 0) for p in own)
+            numbers["images"] += has
+            numbers["images_wrong"] += has and label not in (of, -1)
+    return numbers
+
+
+NUMBERS = "labelled_with", "right_with", "outside", "own", "evidence", "images", "images_wrong"
+
+
+def test_sums_are_those_of_loops_in_shards_of_any_size(model):
+    evidence, truth = planted(model, noise=0.4)
+    evidence.labels[5:9] = -1
+    centres = Centres(truth.flatten(0, 1), torch.tensor([0, 0, 1, 1]))
+    masks = (torch.arange(PATCHES) % 2 == 0).expand(60, -1)  # odd patches are off the object
+    sources = [f"site{number % 3}" for number in range(60)]
+    whole, parts = (
+        tally(Shards(evidence, size), model, centres, PATCHES, inside_masks(masks), sources, hidden=4)
+        for size in (60, 7)
+    )
+    for group in range(4):
+        slow = slow_numbers(evidence, model, centres, group)
+        assert slow["evidence"] > 0
+        for name, value in slow.items():
+            assert getattr(whole, name)[group].item() == pytest.approx(value, rel=1e-4), name
+            assert getattr(parts, name)[group].item() == pytest.approx(value, rel=1e-4), name
+    assert whole.positions.sum() == 60 * KEPT and whole.labelled.sum() == 56
+    assert whole.totals[0] == pytest.approx(evidence.totals[evidence.predicted == 0].sum().item())
+    assert (whole.drawn, whole.without) == (parts.drawn, parts.without)
+    assert [[each.number for each in some] for some in whole.examples] == [
+        [each.number for each in some] for some in parts.examples
+    ]
+    assert all(len(some) == 4 for some in whole.drawn) and sum(whole.sources[0].values()) == whole.images[0]
+
+
+def test_examples_start_with_mistakes_and_name_their_patches(model):
+    evidence, truth = planted(model)
+    centres = Centres(truth.flatten(0, 1), torch.tensor([0, 0, 1, 1]))
+    sums = tally(Shards(evidence), model, centres, PATCHES)
+    members = assign(evidence, centres)
+    for group, some in enumerate(sums.examples):
+        wrong = [each.label != each.predicted for each in some]
+        assert any(wrong) and wrong == sorted(wrong, reverse=True)
+        for each in some:
+            assert each.patches == tuple(evidence.patches[each.number][members[each.number] == group].tolist())
+
+
+def test_sources_are_subfolders():
+    assert find_sources(["a/b/c/1.png"]) == ["b/c"]
