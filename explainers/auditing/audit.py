@@ -57,7 +57,7 @@ class Group:
         image_share: their share among the images of which the class is predicted.
         accuracy_with: share of images with this label that are predicted right, among those with patches of the group;
             `None` without labels, or without such images. Images may be with a group of a class that is not predicted.
-        accuracy_without: the same among images with this label but without the group.
+        accuracy_without: the same among images with this label but without the group; `None` for fewer than 10.
         exclusive: share of the group's patches, over all images, that lie in images of which the class is predicted.
         positions: share of the group's patches at every place of the grid, rows × columns, which sum to 1.
         places: `border`, `corner`, `centre` → share of the group's patches there, divided by the share of all places.

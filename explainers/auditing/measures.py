@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from explainers.auditing.audit import Example, Group
-from explainers.auditing.groups import Centres, Store
+from explainers.auditing.groups import FEWEST, Centres, Store
 from explainers.auditing.hiding import PASSES, Hiding, Photos, hide
 from explainers.auditing.suspicion import suspect
 from explainers.auditing.tally import Candidate, OnObject, Tally, find_sources, place_masks, tally
@@ -86,7 +86,7 @@ def _describe(sums: Tally, index: int, masks: dict[str, Tensor], grid: PatchGrid
         images=int(sums.images[index]),
         image_share=_ratio(sums.images[index], sums.predicted[of]) or 0.0,
         accuracy_with=_ratio(sums.right_with[index], sums.labelled_with[index]),
-        accuracy_without=_ratio(found, labelled),
+        accuracy_without=_ratio(found, labelled) if labelled >= FEWEST else None,
         exclusive=(sums.own[index] / patches).item(),
         positions=tuple(map(tuple, positions.view(grid.shape).tolist())),
         places={

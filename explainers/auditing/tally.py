@@ -140,7 +140,7 @@ class Tally:
         luck = uniform(shard.numbers.long(), self.seed).tolist()
 
         def take(kept: list[Candidate], key: tuple[float, ...], row: int, group: int, most: int) -> None:
-            if len(kept) == most and kept[-1].key <= key:
+            if not most or (len(kept) == most and kept[-1].key <= key):
                 return
             patches = shard.patches[row][members[row] == group].tolist()
             about = int(shard.numbers[row]), int(shard.labels[row]), int(shard.predicted[row])

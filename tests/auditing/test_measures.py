@@ -1,16 +1,18 @@
 """Hiding groups against single passes, suspicion, and audits as files."""
 
+import math
 from dataclasses import fields, replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from explainers.auditing.audit import Audit
+from explainers.auditing.audit import Audit, Effect
 from explainers.auditing.evidence import Evidence
 from explainers.auditing.groups import Centres
 from explainers.auditing.hiding import DRAWS, hide, random_others
 from explainers.auditing.measures import measure_groups
+from explainers.auditing.suspicion import suspect
 from explainers.errors import InputError
 from explainers.models.scores import log_odds
 
@@ -102,3 +104,11 @@ def test_an_audit_is_read_as_it_was_saved(audited, tmp_path):
         Audit.load(tmp_path)
     with pytest.raises(InputError, match="^expected the folder of an audit"):
         Audit.load(tmp_path / "other")
+
+
+def test_groups_beside_the_centre_are_suspicious_if_predictions_hang_on_them(audited):
+    group = replace(audited.groups[0], places={"centre": 0.5}, accuracy_without=None, sources=None)
+    costs = Effect(1.0, 0.1, 5)
+    assert suspect(group, costs, "cat")[0] == pytest.approx((0.75 * (1 - math.exp(-1))) ** 0.5)
+    assert suspect(group, Effect(1.0, 0.6, 5), "cat")[0] == 0  # not beyond two standard errors
+    assert suspect(replace(group, places={"centre": 2.5}), costs, "cat")[0] == 0
