@@ -35,7 +35,7 @@ def audit_html(audit: Audit, photos: Mapping[int, Tensor]) -> str:
     places = {example.number: place for place, example in enumerate(shown)}
     groups = [_group(group, places) for group in audit.groups]
     content = {
-        "title": "Audit",
+        "title": f"Audit of {audit.about['model']}",
         "summary": summarise_audit(audit),
         "measured": _measured(audit.numbers, groups),
         "notes": [[name, _written(value)] for name, value in (audit.about | audit.numbers).items()],

@@ -36,7 +36,7 @@ def test_a_person_looks_at_a_group_and_gets_the_command_that_takes_it_out(tmp_pa
         assert texts("article:last-child h2 a, b") == []  # no photos to open, no markup of names
         page.find_element(By.CSS_SELECTOR, "article svg").click()
         opened("Group 0: dog")
-        assert texts("dialog h3") == ["With the group1 photos, 1 predicted wrong", "Without it1 photos"]
+        assert texts("dialog h3") == ["With the group1 photo, 1 predicted wrong", "Without it1 photo"]
         assert texts("dialog figcaption") == ["cat, taken for dog\nwrong.png", f"dog\n{RIGHT.name}"]
         press(Keys.ARROW_RIGHT)
         assert texts("#which") == ["Group 1: cat"] and texts("dialog li") == [NASTY]

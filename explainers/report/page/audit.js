@@ -79,7 +79,8 @@ function part(title, examples) {
     const mark = isWrong(example) ? { class: "wrong" } : {};
     return el("figure", {}, draw(example), el("figcaption", {}, el("span", mark, describe(example)), el("small", {}, data.images[example.image].name)));
   });
-  const count = `${examples.length} photos${wrong ? `, ${wrong} predicted wrong` : ""}`;
+  const photos = { 0: "no photo", 1: "1 photo" }[examples.length] ?? `${examples.length} photos`;
+  const count = wrong ? `${photos}, ${wrong} predicted wrong` : photos;
   return el("section", {}, el("h3", {}, title, el("small", {}, count)), el("div", { class: "photos" }, ...figures));
 }
 
