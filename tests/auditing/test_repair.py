@@ -162,6 +162,24 @@ def test_a_background_is_taken_out_of_a_head(planted, make_target, tmp_path):
         TargetModel(make_target(seed=1), head=tmp_path / "head.safetensors")
 
 
+def test_the_strength_may_be_chosen_on_other_images(planted):
+    other = torch.randint(2, (30,)), torch.randint(2, (30,))
+    images = planted.draw(*other)
+    store = Shards(take_evidence(planted, images, other[0]))
+    marks = planted.centres, [2, 3], planted.read
+    found = repair(planted.store, planted, *marks, held_out=(store, lambda numbers: images[list(numbers)]))
+    right = (store.evidence.predicted == other[0]).float().mean().item()
+    assert found.curve[0].accuracy == pytest.approx(right) and found.curve[3].accuracy > right + 0.2
+    assert swapped_accuracy(planted, found.head) == 1
+
+
+def test_a_distilled_head_becomes_a_linear_one(make_target):
+    target = make_target("deit_tiny_distilled_patch16_224")
+    points, removal = torch.randn(4, target.embed_dim), torch.zeros(target.embed_dim, target.embed_dim)
+    same = HeadEdit(target, [1]).apply(removal)
+    assert isinstance(same, nn.Linear) and torch.allclose(same(points), target.classify(points), atol=1e-4)
+
+
 def test_a_report_card_compares_two_heads(planted):
     found = repair(planted.store, planted, planted.centres, [2, 3], planted.read, strength=10.0)
     card = grade_heads(planted.store, planted.target, found.head, planted.centres, [2, 3])
