@@ -17,8 +17,8 @@ from explainers.refinement import refine as refined
 from explainers.refinement.refine import check_refine
 from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
 from explainers.training.sources import Features, Loss
-from explainers.training.trunk import Decomposition, at_patches, decompose_all
-from explainers.transformer.path_flow import read_paths, sum_paths
+from explainers.training.trunk import Decomposition, at_patches
+from explainers.transformer.path_flow import count_patches, read_paths, sum_paths
 
 
 class Teacher(Loss, Protocol):
@@ -92,8 +92,6 @@ class AnyHead(NetworkExplainer):
     @torch.no_grad()
     def decompose_lazily(self, images: Tensor) -> Decomposition:
         """Decompose images as `decompose` does, but compute only what is asked for; few patches are faster."""
-        if self.grid.differs:  # from the patches of the paths
-            return decompose_all(*self.decompose(images))
         self.grid.check(images)
         rows, record = self.reads.read(images)
         target, network, blend = self.target, self.network, self._blend
@@ -104,6 +102,8 @@ class AnyHead(NetworkExplainer):
             return network.write_vectors(tokens, paths, functionals, blend).float().mT
 
         def vectors(patches: Tensor) -> Tensor:
+            if record is not None and count_patches(target, record) != self.grid.num_patches:
+                return at_patches(network.write_vectors(tokens, read_paths(target, record), blend=blend), patches)
             own = at_patches(tokens, patches)
             found = network.write_vectors(own, blend=blend)
             if record is None:

@@ -11,10 +11,10 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import Functionals, resolve_functionals
 from explainers.posthoc.white_box import FunctionalMethod, Output
-from explainers.training.trunk import Decomposition, decompose_all
+from explainers.training.trunk import Decomposition, at_patches
 from explainers.transformer.blocks import find_blocks, layer_index, middle_layer
 from explainers.transformer.direct_paths import check_direct, head_paths, parse_heads, record_direct
-from explainers.transformer.path_flow import check_flow, read_paths, record_flow, sum_paths
+from explainers.transformer.path_flow import check_flow, count_patches, read_paths, record_flow, sum_paths
 from explainers.transformer.recording import Record
 
 
@@ -93,15 +93,18 @@ class PathVectors(PatchVectors):
     @torch.no_grad()
     def decompose_lazily(self, images: Tensor) -> Decomposition:
         """Decompose images as `decompose` does, but compute only what is asked for; few patches are faster."""
-        if self.grid.differs:
-            return decompose_all(*self.decompose(images))
         self.grid.check(images)
         embeddings, record = self._read(images)
 
         def products(functionals: Tensor) -> Tensor:
-            return self._paths(record, functionals).mT
+            return self.patches_on_grid(self._paths(record, functionals).mT).flatten(2)
 
-        return embeddings, products, lambda patches: sum_paths(self.target, record, patches, None, self.heads).float()
+        def vectors(patches: Tensor) -> Tensor:
+            if count_patches(self.target, record) != self.grid.num_patches:
+                return at_patches(self.patches_on_grid(self._paths(record).mT).flatten(2).mT, patches)
+            return sum_paths(self.target, record, patches, None, self.heads).float()
+
+        return embeddings, products, vectors
 
     def _record(self) -> AbstractContextManager[Record]:
         """Record the paths of the pass that runs inside the context."""

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 from timm.layers import GELU, GELUTanh, Mlp
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -178,7 +179,7 @@ def sum_paths(
     flows = isinstance(record, FlowRecord)
     through_mlps = flows and has_mlp_paths(target, record.blocks)
     dtype, blocks = record.values[0].dtype, find_blocks(target)
-    own = torch.nn.functional.one_hot(patches, record.values[0].shape[2] - num_prefix_tokens(target)).to(dtype)
+    own = F.one_hot(patches, count_patches(target, record)).to(dtype)
     share, total = torch.zeros_like(own), torch.zeros((), dtype=dtype)
     for i, carried in enumerate(carry_values(target, record, heads)):
         share = share @ record.transitions[i - 1].mT if flows and i else torch.zeros_like(own)
@@ -188,6 +189,11 @@ def sum_paths(
             write, slope, read = linearise_mlp(blocks[record.blocks[i]], record.class_tokens[i], dtype)
             total = total + ((total @ read.mT) * slope[:, None]) @ write
     return project_into_embedding(target, total)
+
+
+def count_patches(target: TargetModel, record: Record) -> int:
+    """The number of the model's own patches, from which recorded paths start."""
+    return record.values[0].shape[2] - num_prefix_tokens(target)
 
 
 def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:

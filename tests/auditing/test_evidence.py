@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import timm_model
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
@@ -106,6 +107,19 @@ def test_the_strongest_patches_are_those_with_most_evidence_for_what_is_predicte
         assert found.totals[i].item() == pytest.approx(sum(max(0, one) for one in evidence), rel=1e-3)
         torch.testing.assert_close(found.vectors[i].float(), vectors[i, order], rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(found.embeddings[i].float(), embeddings[i], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["AnyHead, flow", "PathFlow"])
+@torch.no_grad()
+def test_few_patches_take_little_more_work_than_a_pass(make_target, images, name):
+    target = make_target(depth=4)
+    explainer = EXPLAINERS[name](target, PatchGrid(32, 8, differs=True))  # as `load` builds it
+    work = []
+    for call in (target, partial(take_evidence, explainer, labels=LABELS, strongest=2), explainer.decompose):
+        with FlopCounterMode(display=False) as counter:
+            call(images)
+        work.append(counter.get_total_flops())
+    assert work[0] < work[1] < 1.5 * work[0] < work[2]
 
 
 def test_evidence_is_compact_and_leaves_the_images_as_they_were(target, grid, images):
