@@ -109,8 +109,10 @@ def take_head(model: Any) -> nn.Module:
     return linear
 
 
-def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
-    """Load a linear head from a safetensors file of `weight` (K, D) and `bias` (K,).
+def load_head(path: str | Path) -> tuple[nn.Module, Identity]:
+    """Load a head from a safetensors file: a linear one of `weight` (K, D) and `bias` (K,), or one of cosines.
+
+    A head of cosines has `weight` (K, D') and `scale`, perhaps `projection` (D', D) and `bias`, see `ProjectedHead`.
 
     Returns:
         The head, and its identity as `save_head` wrote it; the identity is empty if another program wrote the file.
@@ -118,9 +120,11 @@ def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
     if not Path(path).is_file():
         raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
     identity, weights = read_weights(path, "a linear head")
+    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
+    if {"weight", "scale"} <= weights.keys() <= {"weight", "scale", "projection", "bias"}:
+        return ProjectedHead(**(weights | {"scale": weights["scale"].item()})), identity
     if weights.keys() != {"weight", "bias"}:
         raise InputError(f"expected weight and bias of a linear head in {path}, got {', '.join(weights)}")
-    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
     classes, width = weights["weight"].shape
     head = nn.Linear(width, classes)
     head.load_state_dict(weights)
@@ -141,10 +145,10 @@ def check_head_gives_logits(head: nn.Module, embed_dim: int) -> None:
 
 
 def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[str]) -> Path:
-    """Write a linear head to a safetensors file, and return the path of the file.
+    """Write a linear head, or one of cosines, to a safetensors file, and return the path of the file.
 
     Args:
-        head: the linear head.
+        head: the head, as `load_head` reads it.
         path: the file to write.
         target: identity of the backbone on which the head was fitted.
         classes: names of the classes, in the order of the logits; empty if they are not known.
