@@ -38,20 +38,33 @@ function rimOf(patches) {
   }).join("");
 }
 
-/** A square box around the strongest patch and those that touch it, with a margin. */
+/** A square box around the largest part of touching patches, with a margin. */
 function cropBox(patches) {
-  const members = new Set(patches), found = [patches[0]];
-  members.delete(patches[0]);
-  for (const patch of found) { // grows while it is read
-    for (const other of members) {
-      if (Math.abs((other % COLUMNS) - (patch % COLUMNS)) > 1 || Math.abs(Math.floor(other / COLUMNS) - Math.floor(patch / COLUMNS)) > 1) continue;
-      found.push(other);
-      members.delete(other);
-    }
-  }
-  const [across, down] = [found.map((patch) => patch % COLUMNS), found.map((patch) => Math.floor(patch / COLUMNS))];
-  const spans = [across, down].map((places) => [Math.min(...places), Math.max(...places) + 1]);
+  const part = partsOf(patches).reduce((largest, each) => (each.length > largest.length ? each : largest));
+  const places = [part.map((patch) => patch % COLUMNS), part.map((patch) => Math.floor(patch / COLUMNS))];
+  const spans = places.map((each) => [Math.min(...each), Math.max(...each) + 1]);
   const side = Math.min(Math.max(...spans.map(([low, high]) => high - low + 2), SMALLEST), ROWS, COLUMNS);
-  const start = ([low, high], size) => Math.min(Math.max((low + high - side) / 2, 0), size - side);
-  return [start(spans[0], COLUMNS), start(spans[1], ROWS), side, side];
+  const [left, top] = spans.map(([low, high], axis) => Math.min(Math.max((low + high - side) / 2, 0), [COLUMNS, ROWS][axis] - side));
+  return [left, top, side, side];
 }
+
+/** Patches in parts that touch each other, also at corners; the part of the strongest patch first. */
+function partsOf(patches) {
+  const left = new Set(patches), parts = [];
+  for (const start of left) { // those found are gone before they are reached
+    const part = [start];
+    left.delete(start);
+    for (const patch of part) { // grows while it is read
+      for (const other of left) {
+        if (!touches(patch, other)) continue;
+        part.push(other);
+        left.delete(other);
+      }
+    }
+    parts.push(part);
+  }
+  return parts;
+}
+
+const touches = (one, other) =>
+  Math.abs((one % COLUMNS) - (other % COLUMNS)) <= 1 && Math.abs(Math.floor(one / COLUMNS) - Math.floor(other / COLUMNS)) <= 1;

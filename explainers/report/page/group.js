@@ -1,6 +1,6 @@
 // A group as a row: crops, reasons and numbers
 
-const CROPS = 8;
+const CROPS = 8; // at most half of them of images predicted wrong, if there are others
 const percent = (share) => (share === null ? "\u2013" : `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`);
 const isSuspicious = ({ suspicion }) => suspicion >= data.threshold;
 const nameOf = ({ index, class_index }) => `Group ${index}: ${data.classes[class_index]}`;
@@ -18,7 +18,7 @@ function row(group, take) {
   const photos = group.examples.length + group.without.length > 0;
   const title = photos ? el("a", { href: `#group=${group.index}` }, nameOf(group)) : nameOf(group);
   const head = el("header", {}, el("h2", {}, title), badge(group), take);
-  const crops = group.examples.slice(0, CROPS).map((example) => draw(example, cropBox(example.patches)));
+  const crops = chooseCrops(group.examples).map((example) => draw(example, cropBox(example.patches)));
   const left = el("div", { class: "what" }, el("div", { class: "crops" }, ...crops), reasonsOf(group));
   const classes = [isSuspicious(group) && "suspicious", photos && "opens"].filter(Boolean).join(" ");
   const element = el("article", { class: classes, "data-group": group.index }, head, left, numbersOf(group));
@@ -26,16 +26,21 @@ function row(group, take) {
   return element;
 }
 
+function chooseCrops(examples) {
+  const [wrong, right] = [examples.filter(isWrong), examples.filter((example) => !isWrong(example))];
+  return [...wrong.slice(0, Math.max(CROPS / 2, CROPS - right.length)), ...right].slice(0, CROPS);
+}
+
 const badge = (group) => el("span", { class: "badge" }, `${isSuspicious(group) ? "suspicious" : "suspicion"} ${group.suspicion.toFixed(2)}`);
 const reasonsOf = ({ reasons }) => el("ul", { class: "reasons" }, ...reasons.map((reason) => el("li", {}, reason)));
 
 function numbersOf(group) {
-  const { share, images, image_share, accuracy_with, accuracy_without, exclusive, flipped, off_object, sources, texts, effects } = group;
+  const { share, images, image_share, accuracy_with, accuracy_without, images_without, exclusive, flipped, off_object, sources, texts, effects } = group;
   const similar = Object.entries(texts).map(([text, similarity]) => `${text} ${similarity.toFixed(2)}`).join(", ");
   const lines = [
     ["Share of evidence", percent(share)],
     ["Images with it", `${images.toLocaleString("en")} (${percent(image_share)})`],
-    (accuracy_with ?? accuracy_without) !== null && ["Right with / without", `${percent(accuracy_with)} / ${percent(accuracy_without)}`],
+    (accuracy_with ?? accuracy_without) !== null && ["Right with / without", `${percent(accuracy_with)} / ${percent(accuracy_without)} of ${images_without.toLocaleString("en")}`],
     ["Only in this class", percent(exclusive)],
     effects[0] && ["Hiding it", bar(effects[0])],
     effects[1] && ["Hiding others", bar(effects[1])],
