@@ -214,8 +214,8 @@ def choose_strength(curve: Sequence[Price]) -> float:
     best = min(curve, key=lambda price: price.reliance)
     if best.strength == 0:
         raise InputError(
-            f"without: expected groups on which a repair makes the head rely less, got a reliance of {best.reliance:.3f}"
-            " as it is, and more at any strength: take others besides, or give strength=1"
+            "without: expected groups on which a repair makes the head rely less, got a reliance of"
+            f" {best.reliance:.3f} as it is, and more at any strength: take others besides, or give strength=1"
         )
     return best.strength
 
