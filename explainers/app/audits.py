@@ -154,10 +154,9 @@ def start_session(
     check_classes(session.target)
     if not isinstance(session.explainer, VectorExplainer):
         raise InputError(
-            f"method {session.method}: expected an explainer with vectors of patches for an audit, which"
-            f" {session.target.name} has not with it: take {VECTORS}"
+            f"method {session.method}: expected an explainer with vectors of patches, which an audit needs: take"
+            f" {VECTORS}"
         )
-    print_once(f"{session.target.name}: evidence by {session.method}")
     return session
 
 
@@ -182,6 +181,7 @@ def audit_folder(
     explainer: Any = session.explainer
     grid, store = explainer.grid, EvidenceStore(output)
     objects = find_objects(masks, photos, session, grid) if masks else None
+    print_once(f"{session.target.name}: evidence by {session.method}")
     with session.computing():
         if not store.collect(explainer, source):
             print(f"process {process_number()[0]}: its evidence is in {output}; process 0 goes on", file=sys.stderr)
