@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from explainers.app.audits import PAGE, audit_folder, open_audit, start_session
+from explainers.app.audits import PAGE, PASSES, audit_folder, open_audit, start_session
 from explainers.app.command import print_error
 from explainers.app.explain_command import check_writable, command_to_serve
 from explainers.app.options import choose_device, model_and_methods
@@ -44,8 +44,12 @@ def audit(options: Namespace) -> None:
     if options.labels is None and any(entry.is_dir() for entry in options.folder.iterdir()):
         print_error(f"{options.folder}: no accuracy without labels; --labels folder takes its folders as classes")
     command = ["explainers", *sys.argv[1:]]
-    chosen = options.labels, options.output, options.texts, options.masks, options.groups
-    found = audit_folder(session, options.folder, *chosen, command)
+    chosen = options.labels, options.output, options.texts, options.masks, options.groups, options.passes or PASSES
+    try:
+        found = audit_folder(session, options.folder, *chosen, command)
+    except KeyboardInterrupt as stopped:
+        stopped.add_note(f"- the same command goes on with the evidence in {options.output}")
+        raise
     print_groups(found)
     page, numbers = options.output / PAGE, options.output / FILES[0]
     print(f"\n{page} shows the groups in the photos; {numbers} has all numbers")

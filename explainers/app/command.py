@@ -359,6 +359,9 @@ def _add_audit(commands: Any, parents: list[Parser]) -> None:
         "--groups", type=parse_positive, metavar="K", help="groups of each class (default: chosen for each class)"
     )
     add.add_argument(
+        "--passes", type=parse_positive, metavar="N", help="forward passes that hide patches (default: 20000)"
+    )
+    add.add_argument(
         "--without",
         type=parse_number,
         nargs="+",

@@ -34,12 +34,14 @@ def audit_html(audit: Audit, photos: Mapping[int, Tensor]) -> str:
     shown = _choose_examples(audit, photos)
     places = {example.number: place for place, example in enumerate(shown)}
     groups = [_group(group, places) for group in audit.groups]
+    command = shlex.join(audit.about["command"])
+    notes = audit.about | {"command": command} | audit.numbers
     content = {
         "title": f"Audit of {audit.about['model']}",
         "summary": summarise_audit(audit),
         "measured": _measured(audit.numbers, groups),
-        "notes": [[name, _written(value)] for name, value in (audit.about | audit.numbers).items()],
-        "command": shlex.join(audit.about["command"]),
+        "notes": [[name, _written(value)] for name, value in notes.items()],
+        "command": command,
         "classes": audit.classes,
         "shape": list(audit.shape),
         "threshold": SUSPICIOUS,
