@@ -13,8 +13,12 @@ from explainers.saved.weights import read_tensors, save_tensors
 FILES = "results.json", "groups.safetensors"
 """Files of an audit: its numbers, and the directions of its groups."""
 
-SUSPICIOUS = 0.45
-"""A group with at least this suspicion is an alarm."""
+SUSPICIOUS = 0.4
+"""A group with at least this suspicion is an alarm.
+
+Measured with ViT-Tiny: the two main groups of backgrounds that agree with the class in 95 % of the photos have 0.5 and
+0.6, those of the animals at most 0.25, and those of plain photos of cats and dogs at most 0.32.
+"""
 
 
 @dataclass(frozen=True)

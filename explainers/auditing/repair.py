@@ -22,8 +22,8 @@ from explainers.runtime.progress import advance, show_passes
 from explainers.sampling import uniform
 from explainers.saved.identity import Identity
 
-STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Strengths among which `repair` chooses."""
+STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Strengths among which `repair` chooses. A class of a thousand needs a small one, one of two a large one."""
 
 RIDGE = 1e-3
 """Share of the mean second moment that is added to all directions, for those that no other patch has."""

@@ -62,7 +62,8 @@ def summarise_audit(audit: Audit) -> str:
     classes = len({group.class_index for group in audit.groups})
     start = f"{_count(len(audit.groups), 'group')} in {_count(classes, 'class', 'classes')}; "
     if not suspicious:
-        return f"{start}no group is suspicious."
+        most = f": the most is {audit.groups[0].suspicion:.2f}, of group 0" if audit.groups else ""
+        return f"{start}no group is suspicious{most}."
     number = len(audit.suspicious)
     named = [_named(several, audit.classes[y]) for y, several in [*suspicious.items()][:NAMED]]
     if more := len(suspicious) - len(named):

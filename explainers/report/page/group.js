@@ -72,5 +72,5 @@ function bar({ mean, error }) {
   const body = svg("rect", { x: at(Math.min(mean, 0)), width: Math.abs(at(mean) - at(0)), y: 2, height: 8 });
   const whisker = svg("path", { d: `M${at(mean - error)} 6H${at(mean + error)}` });
   const picture = svg("svg", { viewBox: "0 0 100 12", preserveAspectRatio: "none", "aria-hidden": true, class: "effect" }, body, whisker);
-  return el("span", {}, picture, `${mean.toFixed(2)} \u00b1 ${(error ?? 0).toFixed(2)}`);
+  return el("span", {}, picture, `${mean.toFixed(2).replace("-", "\u2212")} \u00b1 ${(error ?? 0).toFixed(2)}`);
 }
