@@ -368,6 +368,7 @@ def _add_audit(commands: Any, parents: list[Parser]) -> None:
         metavar="GROUP",
         help="after an audit: write a head that relies less on these groups, by their numbers",
     )
+    add.add_argument("--strength", type=float, metavar="X", help="of this repair (default: the least reliance)")
     add.add_argument(
         "--output", type=parse_path, default="audit", metavar="FOLDER", help="of this audit alone (default: audit)"
     )
