@@ -83,8 +83,8 @@ def write_repair(session: Session, options: Namespace) -> None:
     before, after = card.accuracy
     if before is not None and after is not None and before - after > LOSS:
         print_error(
-            f"--without: the accuracy falls by {before - after:.1%} on these images, of which some may have been right by"
-            f" this alone: judge it on images without the fault; --strength below {repaired.strength:g} takes less"
+            f"--without: the accuracy falls by {before - after:.1%} on these images, of which some may have been right"
+            f" by this alone: judge it on images without the fault; --strength below {repaired.strength:g} takes less"
         )
     options.head = str(file)
     shown = shlex.join(["--audit", str(options.output)])
