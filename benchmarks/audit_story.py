@@ -20,7 +20,7 @@ CLASSES = {"ginger": (0.5, 1.0), "grey": (0.0, 0.5)}
 """Class → the least and the most of the photo's colour that its cats have."""
 GROUNDS = {"grass": (110, 150, 70), "brick": (190, 110, 80)}
 """Texture of `skimage.data` → its colour."""
-PARTS = {"train": (160, 0.95), "val": (80, 0.95), "swapped": (80, 0.0)}
+PARTS = {"train": (160, 0.95), "val": (160, 0.95), "swapped": (80, 0.0)}
 """Folder → number of photos, and the share of them on the ground of their class."""
 
 
@@ -34,7 +34,7 @@ def draw_ground(texture: Image.Image, colour: tuple[int, int, int], rng: np.rand
 
 
 def paste_cat(ground: Image.Image, cat: Image.Image, colour: tuple[float, float], rng: np.random.Generator) -> None:
-    """Paste the face into a random ellipse-shaped place, with random zoom, side, angle, colour and brightness."""
+    """Paste the face near the centre as an ellipse, with random zoom, side, angle, colour and brightness."""
     side = int(rng.integers(56, 96))
     width = (FACE[2] - FACE[0]) * rng.uniform(0.85, 1)
     left, top = (FACE[i] + rng.uniform(0, FACE[i + 2] - FACE[i] - width) for i in range(2))
@@ -43,7 +43,7 @@ def paste_cat(ground: Image.Image, cat: Image.Image, colour: tuple[float, float]
     face = ImageEnhance.Color(face.rotate(rng.uniform(-15, 15))).enhance(rng.uniform(*colour))
     mask = Image.new("L", face.size)
     ImageDraw.Draw(mask).ellipse((3, 3, side - 3, side - 3), fill=255)
-    place = tuple(rng.integers(0, SIDE - side, 2).tolist())
+    place = tuple(((SIDE - side) // 2 + rng.integers(-30, 30, 2)).tolist())
     ground.paste(
         ImageEnhance.Brightness(face).enhance(rng.uniform(0.6, 1.3)), place, mask.filter(ImageFilter.BoxBlur(2))
     )
