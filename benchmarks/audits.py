@@ -215,8 +215,8 @@ def cluster_heatmaps(heatmaps: Tensor, predicted: Tensor, counts: Sequence[int])
 def factorise(activations: Tensor, rows: Tensor, predicted: Tensor, counts: Sequence[int]) -> Found:
     """CRAFT on feature maps: NMF of the activations (B, N, D) of each class; the most important concepts first.
 
-    Both signs of an activation are channels of their own, so that the product with W_y − W_k, rows (K, D) of a head of
-    two classes, is the sum over concepts. Their mean is the importance, which for a linear head orders as Sobol does.
+    The importance is the mean of what a concept adds to W_y − W_k, rows (K, D) of a head of two classes; for a linear
+    head it orders as Sobol indices do. Activations are cut off at 0, as by CRAFT.
     """
     from sklearn.decomposition import NMF
 
@@ -227,12 +227,12 @@ def factorise(activations: Tensor, rows: Tensor, predicted: Tensor, counts: Sequ
     for label, count in enumerate(counts):
         own = (predicted == label).nonzero()[:, 0]
         v = rows[label] - rows[1 - label]
-        signed = torch.cat([activations[own].clamp(min=0), (-activations[own]).clamp(min=0)], -1).float()
+        positive = activations[own].clamp(min=0).float()
         model = NMF(count, init="nndsvda", max_iter=300, tol=1e-3, random_state=0)
-        model.fit(signed[::3].flatten(0, 1).numpy())
-        amounts = torch.from_numpy(model.transform(signed.flatten(0, 1).numpy())).float().unflatten(0, signed.shape[:2])
-        effects = torch.from_numpy(model.components_).float() @ torch.cat([v, -v])
-        parts = amounts * effects  # (b, N, count): what each concept adds to the class
+        model.fit(positive[::3].flatten(0, 1).numpy())
+        amounts = torch.from_numpy(model.transform(positive.flatten(0, 1).numpy())).float()
+        effects = torch.from_numpy(model.components_).float() @ v
+        parts = (amounts * effects).unflatten(0, positive.shape[:2])  # (b, N, count): what each concept adds
         patches[own] = parts.clamp(min=0).sum(-1).topk(STRONGEST).indices
         members[own] = first + parts.argmax(-1).gather(1, patches[own])
         scores += [*parts.mean((0, 1))]
@@ -261,13 +261,14 @@ def measure(
         methods["NMF"] = factorise(photos.stored["activations"], target.head.weight, predicted, counts)
     judged = {name: judge(found, photos.stored["shares"]) for name, found in methods.items()}
     planted = judged["audit"]["planted"]
-    chance = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed))[: len(planted)].tolist()
+    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed)).tolist()
+    chance = [group for group in order if group not in planted][: len(planted)]
     repaired, strength = photos.repair(centres, planted)
     heads = {
         "before": target.head,
         "without planted groups": repaired,
         "without suspicious groups": photos.repair(centres, (suspicions >= SUSPICIOUS).nonzero()[:, 0].tolist())[0],
-        "without random groups": photos.repair(centres, chance, strength or 1.0)[0],
+        "without random other groups": photos.repair(centres, chance, strength or 1.0)[0],
     }
     for name in [*methods][1:]:
         own = photos.repair(photos.centre(methods[name]), judged[name]["planted"], strength or 1.0)
