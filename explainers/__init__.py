@@ -4,6 +4,7 @@
     compare(image, other, model)           which patches make two images alike
     nearest(image, folder, model)          the most similar images of a folder, and why
     evaluate(model, explainers, images)    how faithful explainers are: any function is one
+    audit(folder, model)                   what a model relies on in all images of a folder, the suspicious first
     refine(explainer, images)              heatmaps improved by masked forward passes, with standard errors
     load(folder), available()              trained explainers
     overlay(image, heatmap)                a heatmap drawn over its image
@@ -35,10 +36,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from explainers.app.audits import audit
     from explainers.app.comparing import Comparison, compare, nearest
     from explainers.app.evaluating import evaluate
     from explainers.app.explanation import Explanation
     from explainers.app.session import Session, explain
+    from explainers.auditing.audit import Audit
     from explainers.evaluation.result import EvaluationResult
     from explainers.refinement.refine import refine
     from explainers.report.overlays import overlay
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
     "Comparison",
     "DetailedExplainer",
     "Details",
@@ -59,6 +63,7 @@ __all__ = [
     "SelfExplainer",
     "Session",
     "VectorExplainer",
+    "audit",
     "available",
     "compare",
     "evaluate",
@@ -92,10 +97,12 @@ if not TYPE_CHECKING:  # the same names as above, imported at first use, because
     __getattr__ = import_at_use(
         __name__,
         {
+            "Audit": "explainers.auditing.audit",
             "Comparison": "explainers.app.comparing",
             "EvaluationResult": "explainers.evaluation.result",
             "Explanation": "explainers.app.explanation",
             "Session": "explainers.app.session",
+            "audit": "explainers.app.audits",
             "available": "explainers.share.catalogue",
             "compare": "explainers.app.comparing",
             "evaluate": "explainers.app.evaluating",

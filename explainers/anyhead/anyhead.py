@@ -17,6 +17,8 @@ from explainers.refinement import refine as refined
 from explainers.refinement.refine import check_refine
 from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
 from explainers.training.sources import Features, Loss
+from explainers.training.trunk import Decomposition, at_patches
+from explainers.transformer.path_flow import count_patches, read_paths, sum_paths
 
 
 class Teacher(Loss, Protocol):
@@ -87,6 +89,29 @@ class AnyHead(NetworkExplainer):
         rows = self._rows(images)
         return self.predict(rows), rows["embedding"]
 
+    @torch.no_grad()
+    def decompose_lazily(self, images: Tensor) -> Decomposition:
+        """Decompose images as `decompose` does, but compute only what is asked for; few patches are faster."""
+        self.grid.check(images)
+        rows, record = self.reads.read(images)
+        target, network, blend = self.target, self.network, self._blend
+        tokens = network.read_tokens(rows["embedding"], self._feature_maps(rows))
+
+        def products(functionals: Tensor) -> Tensor:
+            paths = None if record is None else read_paths(target, record, functionals)
+            return network.write_vectors(tokens, paths, functionals, blend).float().mT
+
+        def vectors(patches: Tensor) -> Tensor:
+            if record is not None and count_patches(target, record) != self.grid.num_patches:
+                return at_patches(network.write_vectors(tokens, read_paths(target, record), blend=blend), patches)
+            own = at_patches(tokens, patches)
+            found = network.write_vectors(own, blend=blend)
+            if record is None:
+                return found
+            return found + network.scale * sum_paths(target, record, patches, network.weigh_paths(own, blend))
+
+        return rows["embedding"], products, vectors
+
     def _predicted(self, rows: dict[str, Tensor], functionals: Tensor | None = None) -> Tensor:
         """The vectors of `predict`, refined if `refine` says so, to explain functionals (B, V, D) or classes."""
         predicted = self.predict(rows)
@@ -155,14 +180,14 @@ class AnyHead(NetworkExplainer):
         Fewer than D functionals are explained without their vectors c_z, which is faster.
         """
         self.grid.check(images)
-        rows, paths_of = self.reads.read(images)
+        rows, record = self.reads.read(images)
         functionals = functionals_of(rows)
         few = functionals.shape[1] < self.target.embed_dim and not functionals.requires_grad  # paths have no gradients
         if not self.refine and few:
-            paths = None if paths_of is None else paths_of(functionals)
+            paths = None if record is None else read_paths(self.target, record, functionals)
             return self._run(rows, paths, functionals).float().mT.unflatten(-1, self.grid.shape)
-        if paths_of is not None:
-            rows["direct"] = paths_of(None)
+        if record is not None:
+            rows["direct"] = read_paths(self.target, record)
         return self._attribute(self._predicted({"image": images} | rows, functionals), functionals)
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
@@ -170,8 +195,11 @@ class AnyHead(NetworkExplainer):
         return self._run(rows, rows["direct"] if self.network.direct else None)
 
     def _run(self, rows: dict[str, Tensor], paths: Tensor | None, functionals: Tensor | None = None) -> Tensor:
-        blend = 0.0 if self.training else self.blend
-        return self.network(rows["embedding"], self._feature_maps(rows), paths, functionals, blend)
+        return self.network(rows["embedding"], self._feature_maps(rows), paths, functionals, self._blend)
+
+    @property
+    def _blend(self) -> float:
+        return 0.0 if self.training else self.blend
 
     @torch.no_grad()
     def calibrate(self, rows: dict[str, Tensor], loss: Teacher) -> None:

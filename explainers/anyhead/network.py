@@ -104,22 +104,37 @@ class AnyHeadNetwork(nn.Module):
             blend: from 0 to 1: share of the sum of all paths, each with weight 1, as before training; the rest is what
                 the network learned.
         """
+        return self.write_vectors(self.read_tokens(embeddings, maps), direct, functionals, blend)
+
+    def read_tokens(self, embeddings: Tensor, maps: list[Tensor]) -> Tensor:
+        """Read a token of each patch, (B, N, width), with the arguments of `forward`."""
         maps = [norm(on_grid(each, self.shape)) for norm, each in zip(self.norms, maps, strict=True)]
         tokens = self.read(torch.cat(maps, -1)) + self.read_embedding(embeddings)[:, None] + self.position
         scores = torch.cat([self._scores(i, each) for i, each in enumerate(maps)], -1)
         tokens = tokens * (1 + self.gate(scores)) + self.shift(scores)
         for layer in self.layers:
             tokens = tokens + layer(tokens)
-        tokens = self.norm(tokens)
-        blend = blend if self.direct else 0.0
-        vectors = (1 - blend) * self.write(tokens)
+        return self.norm(tokens)
+
+    def weigh_paths(self, tokens: Tensor, blend: float) -> Tensor:
+        """The weights of the paths of patches, (B, N, L), by their tokens."""
+        return (blend + (1 - blend) * self.path_weight(tokens)) / self.spread
+
+    def write_vectors(
+        self,
+        tokens: Tensor,
+        direct: Tensor | None = None,
+        functionals: Tensor | None = None,
+        blend: float = 0.0,
+    ) -> Tensor:
+        """Predict what `forward` does from the tokens of `read_tokens`, or from some of them if there are no paths."""
+        vectors = (1 - (blend if self.direct else 0.0)) * self.write(tokens)
         if functionals is not None:
             with torch.autocast(vectors.device.type, enabled=False):  # sums of 16 bits would have ties
                 vectors = vectors.float() @ functionals.float().mT
         if direct is not None:
             paths = on_grid(direct.flatten(0, 1), self.shape).unflatten(0, direct.shape[:2])  # (B, L, N, D)
-            weights = (blend + (1 - blend) * self.path_weight(tokens)) / self.spread  # (B, N, L)
-            vectors = vectors + (weights.mT[..., None] * paths).sum(1)
+            vectors = vectors + (self.weigh_paths(tokens, blend).mT[..., None] * paths).sum(1)
         return vectors * self.scale
 
     def _scores(self, i: int, feature_map: Tensor) -> Tensor:

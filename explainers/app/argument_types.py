@@ -11,6 +11,13 @@ METHOD = "NAME or NAME(option=value, ...)"
 """How `--method` names a method."""
 
 
+def parse_number(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
+    return int(text)
+
+
 def parse_positive(text: str) -> int:
     """A whole number above 0."""
     if not text.isdecimal() or int(text) < 1:

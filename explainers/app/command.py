@@ -1,4 +1,4 @@
-"""The command `explainers`: explain images, serve the page, list what there is, compare explainers."""
+"""The command `explainers`: explain images, serve the page, list what there is, compare explainers, audit models."""
 
 import argparse
 import errno
@@ -15,6 +15,7 @@ from explainers import __version__
 from explainers.app.argument_types import (
     parse_bands,
     parse_methods,
+    parse_number,
     parse_path,
     parse_positive,
     parse_size,
@@ -37,6 +38,8 @@ AS_TYPED = {
     "load(..., target=TargetModel(...))": "--model NAME --weights FILE",
     "one image in image,": "one image as IMAGE,",
     "one image in other,": "one image as --similar-to,",
+    'labels="folder"': "--labels folder",
+    "without: expected": "--without: expected",
 }
 """How messages of the library name a setting → what to type here."""
 
@@ -51,7 +54,9 @@ EXAMPLES = """examples:
   explainers nearest photo.jpg photos/                  the most similar images of a folder, and why
   explainers serve                                      the same in the browser, by clicks
   explainers list --model resnet50                      what explains this model
-  explainers benchmark photos/ --methods GAE,RISE       which explainer is the most faithful on these images"""
+  explainers benchmark photos/ --methods GAE,RISE       which explainer is the most faithful on these images
+  explainers audit photos/ --labels folder              what the model relies on in all images, suspicious things first
+  explainers audit photos/ --without 3 7                a head without two of the groups that the audit found"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,6 +158,7 @@ def parser() -> Parser:
     add = commands.add_parser("list", parents=[model], help="list trained explainers and methods")
     add.set_defaults(module="explainers.app.list_command", run="list_all")
     _add_benchmark(commands, [model, size, score, passes])
+    _add_audit(commands, [model, size, score, _method_options()])
     return command
 
 
@@ -318,6 +324,7 @@ def _add_serve(commands: Any, parents: list[Parser]) -> None:
     add.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 lets other machines in")
     add.add_argument("--domain", metavar="NAME", help="its name for browsers, such as a proxy's; * for a public page")
     add.add_argument("--open", action="store_true", help="open the browser")
+    add.add_argument("--audit", type=parse_path, metavar="FOLDER", help="show the page of an audit in a second tab")
     add.set_defaults(module="explainers.app.explain_command", run="serve")
 
 
@@ -334,6 +341,37 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
     _add_batch_size(add)
     _add_white(add)
     add.set_defaults(module="explainers.app.benchmark_command", run="benchmark")
+
+
+def _add_audit(commands: Any, parents: list[Parser]) -> None:
+    add = commands.add_parser("audit", parents=parents, help="find what a model relies on in all images of a folder")
+    add.add_argument("folder", type=parse_path, metavar="FOLDER", help="the images, with all folders below it")
+    add.add_argument(
+        "--labels", choices=("folder",), help="the folders below FOLDER are the classes of its images (default: none)"
+    )
+    add.add_argument(
+        "--texts", nargs="+", metavar="TEXT", help="what groups may show, named with a model of CLIP or SigLIP"
+    )
+    add.add_argument(
+        "--masks", type=parse_path, metavar="FOLDER", help="masks of the objects, with the names of the images"
+    )
+    add.add_argument(
+        "--groups", type=parse_positive, metavar="K", help="groups of each class (default: chosen for each class)"
+    )
+    add.add_argument(
+        "--without",
+        type=parse_number,
+        nargs="+",
+        metavar="GROUP",
+        help="after an audit: write a head that relies less on these groups, by their numbers",
+    )
+    add.add_argument(
+        "--output", type=parse_path, default="audit", metavar="FOLDER", help="of this audit alone (default: audit)"
+    )
+    _add_batch_size(add)
+    _add_white(add)
+    _add_bands(add)
+    add.set_defaults(module="explainers.app.audit_command", run="audit")
 
 
 def _add_batch_size(add: Parser) -> None:

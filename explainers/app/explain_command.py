@@ -172,6 +172,7 @@ def serve(options: Namespace) -> None:
         device=choose_device(options),
         open_browser=options.open,
         domain=options.domain,
+        audit=options.audit,
     )
 
 

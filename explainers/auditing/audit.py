@@ -13,7 +13,7 @@ from explainers.saved.weights import read_tensors, save_tensors
 FILES = "results.json", "groups.safetensors"
 """Files of an audit: its numbers, and the directions of its groups."""
 
-SUSPICIOUS = 0.5
+SUSPICIOUS = 0.45
 """A group with at least this suspicion is an alarm."""
 
 
@@ -72,6 +72,7 @@ class Group:
         reasons: why it is suspicious, one sentence each.
         examples: images with the group, mistakes first, then those with the most evidence.
         without: images with this label or prediction that lack the group, mistakes first.
+        images_without: number of images with this label that lack the group.
     """
 
     index: int
@@ -94,6 +95,7 @@ class Group:
     texts: dict[str, float] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
     without: tuple[Example, ...] = ()
+    images_without: int = 0
 
 
 @dataclass

@@ -11,6 +11,7 @@ from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.functionals import choose_temperature, head_functionals
 from explainers.models.scores import check_probabilities
+from explainers.training.trunk import Decomposition, decompose_all
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,14 @@ def functionals(target: TargetModel, embeddings: Tensor, classes: Tensor) -> Ten
     return head_functionals(target.head, embeddings, choose_temperature(target.score, math.inf), classes)
 
 
+def decompose_lazily(explainer: Any, images: Tensor) -> Decomposition:
+    """Decompose uint8 images (B, C, H, W) by an explainer with vectors, which may compute only what is asked for."""
+    if hasattr(explainer, "decompose_lazily"):
+        return explainer.decompose_lazily(images)
+    vectors, embeddings = explainer.decompose(images)
+    return decompose_all(vectors.float(), embeddings)
+
+
 @torch.no_grad()
 def take_evidence(explainer: Any, images: Tensor, labels: Tensor, strongest: int = 40) -> Evidence:
     """Take the evidence of one batch of images, in one forward pass of the model.
@@ -90,14 +99,14 @@ def take_evidence(explainer: Any, images: Tensor, labels: Tensor, strongest: int
     """
     target: TargetModel = explainer.target
     check_classes(target)
-    vectors, embeddings = (each.float() for each in explainer.decompose(images.to(target.mean.device)))
+    embeddings, products, vectors = decompose_lazily(explainer, images.to(target.mean.device))
+    embeddings = embeddings.float()
     predicted = target.classify(embeddings).argmax(-1)
     wanted = labels.to(predicted.device)
     wanted = torch.where(wanted < 0, predicted, wanted)
     of_classes = torch.stack([functionals(target, embeddings, classes) for classes in (predicted, wanted)], 1)
-    scores = of_classes @ vectors.mT  # (B, 2, N)
+    scores = products(of_classes)  # (B, 2, N)
     patches = scores.amax(1).topk(min(strongest, scores.shape[-1])).indices
-    chosen = vectors.gather(1, patches[..., None].expand(-1, -1, vectors.shape[-1]))
     return Evidence(
         torch.arange(len(images)),
         labels.long().cpu(),
@@ -105,7 +114,7 @@ def take_evidence(explainer: Any, images: Tensor, labels: Tensor, strongest: int
         to_half(embeddings, "embeddings", target.name),
         scores[:, 0].clamp(min=0).sum(-1).cpu(),
         patches.short().cpu(),
-        to_half(chosen, f"vectors of {type(explainer).__name__}", target.name),
+        to_half(vectors(patches), f"vectors of {type(explainer).__name__}", target.name),
     )
 
 

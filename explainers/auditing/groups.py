@@ -63,9 +63,9 @@ def find_groups(
 ) -> Centres:
     """Cluster the strongest patches of each predicted class by the direction of their vectors (spherical k-means).
 
-    A patch counts if it has positive evidence for the class, with its evidence as weight. Vectors of at most `BYTES`
-    are in memory; classes that do not fit take further passes over the store. Classes predicted for fewer than
-    `FEWEST` images are left out, with a warning.
+    A patch counts if it has positive evidence for the class. All count alike: weights made groups less stable. Vectors
+    of at most `BYTES` are in memory; classes that do not fit take further passes over the store. Classes predicted for
+    fewer than `FEWEST` images are left out, with a warning.
 
     Args:
         store: evidence of all images; one shard is in memory at a time.
@@ -86,7 +86,7 @@ def find_groups(
     directions, classes = [], []
     for some in torch.tensor(sorted(drawn)).split(at_once):
         members = _members(store, target, {of: drawn[of] for of in some.tolist()}, strongest)
-        for of, (vectors, weights) in members.items():
+        for of, vectors in members.items():
             if len(vectors) < FEWEST:
                 skipped.append(of)
                 continue
@@ -95,7 +95,7 @@ def find_groups(
                     f"expected groups of at most {len(vectors)}, the number of patches with evidence for class {of},"
                     f" got groups={groups}: take fewer"
                 )
-            found = cluster(vectors, weights, groups or choose_number(vectors, weights, seed), seed)
+            found = cluster(vectors, groups or choose_number(vectors, seed), seed)
             directions.append(found)
             classes += [of] * len(found)
     if skipped:
@@ -108,20 +108,20 @@ def find_groups(
     return Centres(torch.cat(directions), torch.tensor(classes))
 
 
-def cluster(vectors: Tensor, weights: Tensor, groups: int, seed: int) -> Tensor:
-    """Spherical k-means: unit centres (G, D) of unit vectors (n, D) with weights (n,)."""
-    return F.normalize(torch.from_numpy(_fit(vectors, weights, groups, seed).cluster_centers_).float(), dim=-1)
+def cluster(vectors: Tensor, groups: int, seed: int) -> Tensor:
+    """Spherical k-means: unit centres (G, D) of unit vectors (n, D)."""
+    return F.normalize(torch.from_numpy(_fit(vectors, groups, seed).cluster_centers_).float(), dim=-1)
 
 
-def choose_number(vectors: Tensor, weights: Tensor, seed: int) -> int:
+def choose_number(vectors: Tensor, seed: int) -> int:
     """Choose the number of groups: the smallest after which one more explains less than `GAIN` of the spread.
 
-    The spread of unit vectors (n, D) is their squared distance from their mean, with weights (n,).
+    The spread of unit vectors (n, D) is their squared distance from their mean.
     """
     most = min(MOST_GROUPS, len(vectors) - 1)
-    whole = spread = _fit(vectors, weights, 1, seed).inertia_
+    whole = spread = _fit(vectors, 1, seed).inertia_
     for groups in range(2, most + 1):
-        narrower = _fit(vectors, weights, groups, seed).inertia_
+        narrower = _fit(vectors, groups, seed).inertia_
         if spread - narrower < GAIN * whole:
             return groups - 1
         spread = narrower
@@ -142,12 +142,24 @@ def assign(evidence: Evidence, centres: Centres, chunk: int = 2**26) -> Tensor:
     return torch.cat(nearest).view(evidence.patches.shape)
 
 
-def _fit(vectors: Tensor, weights: Tensor, groups: int, seed: int) -> Any:
+def compare_groups(evidence: Evidence, centres: Centres, others: Centres) -> float:
+    """Adjusted Rand index of the patches of some images in two sets of groups: 1 if they agree, 0 as by chance.
+
+    Groups of another seed, `find_groups(..., seed=1)`, tell how stable groups are over images and starts of k-means.
+    """
+    needs("sklearn", "methods", "explainers audit")
+    from sklearn.metrics import adjusted_rand_score
+
+    first, second = (assign(evidence, each).flatten().numpy() for each in (centres, others))
+    return float(adjusted_rand_score(first, second))
+
+
+def _fit(vectors: Tensor, groups: int, seed: int) -> Any:
     """k-means of scikit-learn, fitted."""
     needs("sklearn", "methods", "explainers audit")
     from sklearn.cluster import KMeans
 
-    return KMeans(groups, n_init=4, random_state=seed).fit(vectors.numpy(), sample_weight=weights.numpy())
+    return KMeans(groups, n_init=4, random_state=seed).fit(vectors.numpy())
 
 
 def _draw(store: Store, images: int, seed: int) -> tuple[dict[int, Tensor], int, list[int]]:
@@ -163,21 +175,18 @@ def _draw(store: Store, images: int, seed: int) -> tuple[dict[int, Tensor], int,
     return drawn, shards[0][2], [of for of in by_class if of not in drawn]
 
 
-def _members(
-    store: Store, target: TargetModel, drawn: dict[int, Tensor], strongest: int
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """Collect the unit vectors (n, D) of the patches that count for each class, and their evidence (n,)."""
+def _members(store: Store, target: TargetModel, drawn: dict[int, Tensor], strongest: int) -> dict[int, Tensor]:
+    """Collect the unit vectors (n, D) of the patches that count for each class."""
     wanted = torch.cat(list(drawn.values()))
-    parts: dict[int, list[tuple[Tensor, Tensor]]] = {of: [] for of in drawn}
+    parts: dict[int, list[Tensor]] = {of: [] for of in drawn}
     for shard in store.shards():
         rows = torch.isin(shard.numbers, wanted).nonzero()[:, 0]
-        vectors = shard.vectors[rows].float()
-        v = functionals(target, shard.embeddings[rows].float(), shard.predicted[rows].long())
-        amounts = (vectors @ v[..., None])[..., 0]  # (b, P)
-        top = amounts.topk(min(strongest, amounts.shape[1])).indices
-        amounts, vectors = amounts.gather(1, top), vectors.take_along_dim(top[..., None], 1)
-        for of in shard.predicted[rows].unique().tolist():
-            own = shard.predicted[rows] == of
-            positive = amounts[own] > 0
-            parts[of].append((F.normalize(vectors[own][positive], dim=-1), amounts[own][positive]))
-    return {of: (torch.cat([v for v, _ in part]), torch.cat([w for _, w in part])) for of, part in parts.items()}
+        vectors, predicted = shard.vectors[rows].float(), shard.predicted[rows].long()
+        v = functionals(target, shard.embeddings[rows].float(), predicted)
+        evidence = (vectors @ v[..., None])[..., 0]  # (b, P)
+        top = evidence.topk(min(strongest, evidence.shape[1])).indices
+        counts = torch.zeros_like(evidence, dtype=torch.bool).scatter(1, top, True) & (evidence > 0)
+        for of in predicted.unique().tolist():
+            own = predicted == of
+            parts[of].append(F.normalize(vectors[own][counts[own]], dim=-1))
+    return {of: torch.cat(part) for of, part in parts.items()}

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from explainers.auditing.audit import Example, Group
-from explainers.auditing.groups import FEWEST, Centres, Store
+from explainers.auditing.groups import Centres, Store
 from explainers.auditing.hiding import PASSES, Hiding, Photos, hide
-from explainers.auditing.suspicion import suspect
-from explainers.auditing.tally import Candidate, OnObject, Tally, find_sources, place_masks, tally
+from explainers.auditing.suspicion import Usual, suspect
+from explainers.auditing.tally import Candidate, OnObject, Tally, find_sources, share_places, tally
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.runtime.progress import show_passes
@@ -53,7 +53,8 @@ def measure_groups(
     """
     sums = tally(store, target, centres, grid.num_patches, on_object, find_sources(names), hidden, seed)
     groups = describe_groups(sums, grid, names)
-    groups = [_with_suspicion(group, None, classes) for group in groups]
+    usual = [find_usual(sums, index, grid) for index in range(len(groups))]
+    groups = [_with_suspicion(group, usual[group.index], None, classes) for group in groups]
     order = sorted(range(len(groups)), key=lambda index: -groups[index].suspicion)
     chosen = [index for index in order if len(sums.drawn[index]) > 1]
     most = max(passes // (PASSES * hidden), 1) if hidden else 0
@@ -62,22 +63,21 @@ def measure_groups(
     with show_passes("hiding groups", sum(PASSES * len(sums.drawn[index]) for index in chosen[:most])):
         for index in chosen[:most]:
             found = hide_group(target, grid, sums.drawn[index], photos, groups[index].class_index, removal, seed)
-            groups[index] = _with_suspicion(groups[index], found, classes)
+            groups[index] = _with_suspicion(groups[index], usual[index], found, classes)
     order = sorted(range(len(groups)), key=lambda index: -groups[index].suspicion)
     return [replace(groups[old], index=new) for new, old in enumerate(order)], centres.select(order)
 
 
 def describe_groups(sums: Tally, grid: PatchGrid, names: Sequence[str]) -> list[Group]:
     """Turn sums into the numbers of each group, in the order of the centres, without hiding and suspicion."""
-    masks = place_masks(*grid.shape)
-    return [_describe(sums, index, masks, grid, names) for index in range(len(sums.centres.classes))]
+    return [_describe(sums, index, grid, names) for index in range(len(sums.centres.classes))]
 
 
-def _describe(sums: Tally, index: int, masks: dict[str, Tensor], grid: PatchGrid, names: Sequence[str]) -> Group:
+def _describe(sums: Tally, index: int, grid: PatchGrid, names: Sequence[str]) -> Group:
     of = int(sums.centres.classes[index])
     patches = sums.positions[index].sum().clamp(min=1)
     positions = sums.positions[index] / patches
-    labelled, found = sums.labelled[of] - sums.labelled_with[index], sums.right[of] - sums.right_with[index]
+    labelled, right = sums.labelled[of] - sums.labelled_with[index], sums.right[of] - sums.right_with[index]
     sources = sums.sources[index]
     return Group(
         index=index,
@@ -86,12 +86,10 @@ def _describe(sums: Tally, index: int, masks: dict[str, Tensor], grid: PatchGrid
         images=int(sums.images[index]),
         image_share=_ratio(sums.images[index], sums.predicted[of]) or 0.0,
         accuracy_with=_ratio(sums.right_with[index], sums.labelled_with[index]),
-        accuracy_without=_ratio(found, labelled) if labelled >= FEWEST else None,
+        accuracy_without=_ratio(right, labelled),
         exclusive=(sums.own[index] / patches).item(),
         positions=tuple(map(tuple, positions.view(grid.shape).tolist())),
-        places={
-            name: (positions[mask].sum() / mask.double().mean()).item() for name, mask in masks.items() if mask.any()
-        },
+        places=share_places(positions, grid),
         hidden=None,
         random=None,
         flipped=None,
@@ -101,6 +99,7 @@ def _describe(sums: Tally, index: int, masks: dict[str, Tensor], grid: PatchGrid
         reasons=(),
         examples=tuple(_example(each, names) for each in sums.examples[index]),
         without=tuple(_example(each, names) for each in sums.without[index]),
+        images_without=int(labelled),
     )
 
 
@@ -121,10 +120,19 @@ def hide_group(
     return hide(target, grid, photos(numbers), torch.tensor(numbers), gone, predicted, removal, seed)
 
 
-def _with_suspicion(group: Group, found: Hiding | None, classes: Sequence[str]) -> Group:
+def find_usual(sums: Tally, index: int, grid: PatchGrid) -> Usual:
+    """What is usual in the images of a group, for all groups and for its class."""
+    positions = sums.positions.sum(0)
+    of_class, of_group = sums.class_sources[int(sums.centres.classes[index])], sums.sources[index]
+    most = of_class[of_group.most_common(1)[0][0]] / of_class.total() if of_group else 0.0
+    return Usual(share_places(positions / positions.sum(), grid).get("centre", 0.0), most)
+
+
+def _with_suspicion(group: Group, usual: Usual, found: Hiding | None, classes: Sequence[str]) -> Group:
     if found is not None:
         group = replace(group, hidden=found.hidden, random=found.random, flipped=found.flipped)
-    suspicion, reasons = suspect(group, None if found is None else found.difference, classes[group.class_index])
+    difference = None if found is None else found.difference
+    suspicion, reasons = suspect(group, classes[group.class_index], difference, usual)
     return replace(group, suspicion=suspicion, reasons=reasons)
 
 

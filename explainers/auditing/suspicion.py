@@ -1,59 +1,114 @@
 """How suspicious a group of evidence is, and why."""
 
 import math
+from dataclasses import dataclass
 
 from explainers.auditing.audit import Effect, Group
 
+TOLD = {"aside": 0.6, "betrays": 0.1}
+"""The least of each part of the suspicion whose reason is told."""
 
-def suspect(group: Group, difference: Effect | None, name: str) -> tuple[float, tuple[str, ...]]:
-    """Compute the suspicion of a group, from 0 to 1, and the reasons.
 
-    It is √(causal · strange): predictions hang on the group, and the group is not what the class is.
+@dataclass(frozen=True)
+class Usual:
+    """What is usual of the images of an audit, with which a group is compared.
 
-    - causal: 1 − exp(−d), where d is by how many log-odds hiding the group costs more than hiding random patches; 0
-      unless d is above two standard errors, and 1/2 if it was not measured.
-    - strange: the largest sign, see `find_signs`.
+    Args:
+        centre: patches of all groups in the centre, as `Group.places` has them.
+        sources: share of the images of the group's class that come from the source of most of the group's images.
+    """
+
+    centre: float
+    sources: float = 0.0
+
+
+def suspect(group: Group, name: str, difference: Effect | None, usual: Usual) -> tuple[float, tuple[str, ...]]:
+    """Compute the suspicion of a group, and the reasons: causal · (aside + betrays) / 2.
+
+    - causal: the prediction hangs on the group: 1 − exp(−d), where hiding it costs d log-odds more than hiding random
+      patches; 0 unless d is above two standard errors, and 1/2 if it was not measured.
+    - aside: it is not the object: the share of its patches off the object where that is known, otherwise
+      1 / (1 + r²), where its patches lie r times as often in the centre as those of all groups.
+    - betrays: it goes with the class, not with what the class is: the larger of the accuracy that images of the class
+      lose without it, and of its excess in one source. What is not known counts as 0.
+
+    That a group is found in images of one class alone does not count: strong patches are evidence for the class that
+    is predicted, so nearly all groups are exclusive.
 
     Args:
         group: its numbers.
-        difference: what hiding it costs more than hiding random patches; `None` if it was not measured.
         name: of its class.
+        difference: what hiding it costs more than hiding random patches; `None` if it was not measured.
+        usual: what it is compared with.
+
+    Returns:
+        The suspicion, from 0 to 1, and a sentence for each part that is large.
     """
-    causal = 0.5 if difference is None else 1 - math.exp(-difference.mean) if is_causal(difference) else 0.0
-    signs = find_signs(group, name)
-    reasons = [reason for sign, reason in sorted(signs, reverse=True) if sign >= 0.25]
-    if difference is not None and group.hidden is not None and group.random is not None:
+    causal = causal_part(difference)
+    aside, betrays = aside_part(group, usual), max(lost_part(group), source_part(group, usual))
+    reasons = []
+    if lost_part(group) >= TOLD["betrays"]:
         reasons.append(
-            f"hiding it costs {group.hidden.mean:.1f} ± {group.hidden.error:.1f} log-odds, as many random patches"
-            f" {group.random.mean:.1f} ± {group.random.error:.1f}"
+            f"without it {group.accuracy_without:.0%} of {group.images_without} images of {name} are recognised,"
+            f" with it {group.accuracy_with:.0%}"
         )
-    return math.sqrt(causal * max(sign for sign, _ in signs)), tuple(reasons)
+    if source_part(group, usual) >= TOLD["betrays"]:
+        reasons.append(
+            f"{group.sources:.0%} of its images come from one source, which has {usual.sources:.0%} of {name}"
+        )
+    if aside >= TOLD["aside"]:
+        reasons.append(_tell_place(group, usual))
+    if group.hidden and group.random and causal:
+        costs = [f"{effect.mean:.1f} ± {effect.error:.1f}" for effect in (group.hidden, group.random)]
+        reasons.append(f"hiding it costs {costs[0]} log-odds, as many random patches {costs[1]}")
+    return causal * (aside + betrays) / 2, tuple(reasons)
 
 
 def is_causal(difference: Effect) -> bool:
     """Whether hiding a group costs more than hiding random patches, by two standard errors."""
-    return difference.mean > 0 and difference.mean > 2 * difference.error
+    return difference.mean > max(2 * difference.error, 0)
 
 
-def find_signs(group: Group, name: str) -> list[tuple[float, str]]:
-    """List what tells that a group is not what its class is: how much, from 0 to 1, and a sentence.
+def causal_part(difference: Effect | None) -> float:
+    """How much predictions hang on a group, see `suspect`."""
+    if difference is None:
+        return 0.5
+    return 1 - math.exp(-difference.mean) if is_causal(difference) else 0.0
 
-    - lost: the accuracy that images of the class lose without the group.
-    - surroundings: 1 − c / 2, where its patches lie c times as often in the centre of the image as others. Objects of
-      photos are there (c is 2 to 3 for groups on pets that are pasted at random places), backgrounds and logos not.
-    - off the object, where it is known: the share of patches there.
-    - sources: the share of its images from one subfolder beyond half.
-    """
-    centre = group.places.get("centre", 2.0)  # grids of two rows have none
-    signs = [(max(1 - centre / 2, 0.0), f"{centre:.1f} times as many patches in the centre as by chance")]
-    if group.accuracy_with is not None and group.accuracy_without is not None:
-        lost = max(group.accuracy_with - group.accuracy_without, 0.0)
-        sentence = (
-            f"without it {group.accuracy_without:.0%} of {name} are recognised, with it {group.accuracy_with:.0%}"
-        )
-        signs.append((lost, sentence))
+
+def aside_part(group: Group, usual: Usual) -> float:
+    """How far a group is from the object, see `suspect`; 1/2 where a grid has no centre."""
     if group.off_object is not None:
-        signs.append((group.off_object, f"{group.off_object:.0%} of its patches lie off the object"))
-    if group.sources is not None:
-        signs.append((max(2 * group.sources - 1, 0.0), f"{group.sources:.0%} of its images come from one source"))
-    return signs
+        return group.off_object
+    if not usual.centre:
+        return 0.5
+    return 1 / (1 + (group.places["centre"] / usual.centre) ** 2)
+
+
+def lost_part(group: Group) -> float:
+    """The accuracy that images of the class lose without the group, less a standard error; at least 0.
+
+    The accuracy without it is (r + 1) / (n + 2) for r of n, because n is often small.
+    """
+    if group.accuracy_with is None or group.accuracy_without is None:
+        return 0.0
+    images = group.images_without + 2
+    without = (group.accuracy_without * group.images_without + 1) / images
+    return max(group.accuracy_with - without - math.sqrt(without * (1 - without) / images), 0.0)
+
+
+def source_part(group: Group, usual: Usual) -> float:
+    """How far the images of a group come from one source, beyond those of the class: 0 as them, 1 all."""
+    if group.sources is None or usual.sources == 1:
+        return 0.0
+    return max((group.sources - usual.sources) / (1 - usual.sources), 0.0)
+
+
+def _tell_place(group: Group, usual: Usual) -> str:
+    if group.off_object is not None:
+        return f"{group.off_object:.0%} of its patches lie off the object"
+    place, times = max(group.places.items(), key=lambda item: item[1])
+    if place != "centre" and times >= 1.5:
+        return f"its patches lie at the {place} {times:.1f} times as often as if they lay anywhere"
+    times = group.places["centre"] / usual.centre
+    return f"its patches lie in the centre {times:.1f} times as often as those of all groups"

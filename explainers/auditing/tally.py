@@ -10,6 +10,7 @@ from torch import Tensor
 
 from explainers.auditing.evidence import Evidence, functionals
 from explainers.auditing.groups import Centres, Store, assign
+from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.sampling import uniform
 
@@ -140,7 +141,7 @@ class Tally:
         luck = uniform(shard.numbers.long(), self.seed).tolist()
 
         def take(kept: list[Candidate], key: tuple[float, ...], row: int, group: int, most: int) -> None:
-            if not most or (len(kept) == most and kept[-1].key <= key):
+            if len(kept) == most > 0 and kept[-1].key <= key:
                 return
             patches = shard.patches[row][members[row] == group].tolist()
             about = int(shard.numbers[row]), int(shard.labels[row]), int(shard.predicted[row])
@@ -204,6 +205,12 @@ def place_masks(rows: int, columns: int) -> dict[str, Tensor]:
         "corner": torch.maximum(*from_edge).lt(2).flatten(),
         "centre": ((from_edge[0] * 4 >= rows) & (from_edge[1] * 4 >= columns)).flatten(),
     }
+
+
+def share_places(positions: Tensor, grid: PatchGrid) -> dict[str, float]:
+    """Divide the share of patches (N,) at each place by the share of the area that it takes; no place without area."""
+    masks = place_masks(*grid.shape)
+    return {name: (positions[mask].sum() / mask.double().mean()).item() for name, mask in masks.items() if mask.any()}
 
 
 def inside_masks(masks: Tensor) -> OnObject:

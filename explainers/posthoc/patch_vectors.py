@@ -1,6 +1,7 @@
 """Methods with a vector c_z of each patch: v · c_z is the heatmap of any linear functional v of the embedding."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -10,9 +11,11 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import Functionals, resolve_functionals
 from explainers.posthoc.white_box import FunctionalMethod, Output
+from explainers.training.trunk import Decomposition, at_patches
 from explainers.transformer.blocks import find_blocks, layer_index, middle_layer
-from explainers.transformer.direct_paths import check_direct, direct_paths, head_paths, parse_heads, record_direct
-from explainers.transformer.path_flow import check_flow, path_flow, record_flow
+from explainers.transformer.direct_paths import check_direct, head_paths, parse_heads, record_direct
+from explainers.transformer.path_flow import check_flow, count_patches, read_paths, record_flow, sum_paths
+from explainers.transformer.recording import Record
 
 
 class PatchVectors(FunctionalMethod):
@@ -82,7 +85,51 @@ class CAM(PatchVectors):
         return embeddings, features.float() / features.shape[1]
 
 
-class DirectPaths(PatchVectors):
+class PathVectors(PatchVectors):
+    """Base class of methods whose vectors are sums of paths, which one pass records; subclasses do so in `_record`."""
+
+    heads: tuple[tuple[int, int], ...] | None = None
+
+    @torch.no_grad()
+    def decompose_lazily(self, images: Tensor) -> Decomposition:
+        """Decompose images as `decompose` does, but compute only what is asked for; few patches are faster."""
+        self.grid.check(images)
+        embeddings, record = self._read(images)
+
+        def products(functionals: Tensor) -> Tensor:
+            return self.patches_on_grid(self._paths(record, functionals).mT).flatten(2)
+
+        def vectors(patches: Tensor) -> Tensor:
+            if count_patches(self.target, record) != self.grid.num_patches:
+                return at_patches(self.patches_on_grid(self._paths(record).mT).flatten(2).mT, patches)
+            return sum_paths(self.target, record, patches, None, self.heads).float()
+
+        return embeddings, products, vectors
+
+    def _record(self) -> AbstractContextManager[Record]:
+        """Record the paths of the pass that runs inside the context."""
+        raise NotImplementedError
+
+    def _read(self, images: Tensor) -> tuple[Tensor, Record]:
+        """The embeddings (B, D) of uint8 images, and the record of their pass."""
+        with self._record() as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+        return embeddings, record
+
+    def _paths(self, record: Record, functionals: Tensor | None = None) -> Tensor:
+        """The sum of the paths of all blocks: c_z (B, N', D), or v · c_z (B, N', V)."""
+        return read_paths(self.target, record, functionals, self.heads).float().sum(1)
+
+    def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        embeddings, record = self._read(images)
+        return embeddings, self._paths(record)
+
+    def _build_scores(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        embeddings, record = self._read(images)
+        return embeddings, lambda functionals: self._paths(record, functionals).mT
+
+
+class DirectPaths(PathVectors):
     """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
 
     For CLIP, it is the decomposition over patches, and with `heads` over heads that specialise in a property, of
@@ -124,13 +171,11 @@ class DirectPaths(PatchVectors):
         scores = head_paths(self.target, record, functionals_of(embeddings)).float().sum(3).movedim(-1, 1)
         return scores[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else scores
 
-    def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with record_direct(self.target, self.blocks) as record:
-            embeddings = self.target.embed(self.target.normalise(images))
-        return embeddings, direct_paths(self.target, record, heads=self.heads).float().sum(1)
+    def _record(self) -> AbstractContextManager[Record]:
+        return record_direct(self.target, self.blocks)
 
 
-class PathFlow(PatchVectors):
+class PathFlow(PathVectors):
     """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
 
     `explainers.transformer.path_flow` has the formulas, and says for which models paths lead through MLPs.
@@ -146,15 +191,8 @@ class PathFlow(PatchVectors):
         self.blocks = list_blocks(target, start)
         check_flow(target, self.blocks)
 
-    def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with record_flow(self.target, self.blocks) as record:
-            embeddings = self.target.embed(self.target.normalise(images))
-        return embeddings, path_flow(self.target, record).float().sum(1)
-
-    def _build_scores(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        with record_flow(self.target, self.blocks) as record:
-            embeddings = self.target.embed(self.target.normalise(images))
-        return embeddings, lambda functionals: path_flow(self.target, record, functionals).float().sum(1).mT
+    def _record(self) -> AbstractContextManager[Record]:
+        return record_flow(self.target, self.blocks)
 
 
 def list_blocks(target: TargetModel, start: int | None) -> list[int]:

@@ -1,13 +1,9 @@
 """One HTML page with the images, heatmaps, numbers and curves of an evaluation; it opens without server and network."""
 
 import base64
-import io
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 import torch
@@ -18,6 +14,7 @@ from torch import Tensor
 from explainers.errors import InputError
 from explainers.metrics.pairs import Pairs
 from explainers.report.differences import Compared
+from explainers.report.html_pages import fill_page, image_url, photo_url
 from explainers.report.labels import choose_colours, make_title, names_in
 from explainers.report.overlays import CONSTANT, OPACITY, PALE, colour_scale, colour_shades, ends, legend_colours
 from explainers.report.tables import rows
@@ -25,9 +22,6 @@ from explainers.results.reading import Results
 
 STEPS = 127  # number of steps from no colour to the full colour of a stored heatmap
 SHADES = torch.linspace(-1, 1, 2 * STEPS + 1)  # that a stored heatmap can have
-LOSSLESS = 96
-"""Side in pixels up to which images are stored without loss: compression would blur small images and save little."""
-
 SCRIPTS = "paint.js", "find.js", "images.js", "results.js", "differences.js", "page.js"
 """Parts of the page's script, in their order."""
 
@@ -134,14 +128,7 @@ def gallery_html(
             for task in tasks
         ],
     }
-    # A `<` would let names end the element that holds the data
-    data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    script = "\n".join(map(_part, SCRIPTS))
-    return Template(_part("page.html")).substitute(style=_part("page.css"), script=script, data=data)
-
-
-def _part(name: str) -> str:
-    return (files("explainers.report") / "page" / name).read_text(encoding="utf-8")
+    return fill_page("page", SCRIPTS, content)
 
 
 def _curve_title(key: str, columns: Mapping[str, str]) -> str:
@@ -186,15 +173,13 @@ def _finite(value: float | None) -> float | None:
 
 def _picture(picture: Picture, explainers: list[str]) -> dict[str, Any]:
     """A picture for the page. Explainers and classes are numbered, because JavaScript reorders keys such as "10"."""
-    pixels = picture.image.permute(1, 2, 0).cpu().contiguous().numpy()
-    small = max(picture.image.shape[1:]) <= LOSSLESS
     return {
         "name": picture.name,
         "label": picture.label,
         "width": picture.image.shape[2],
         "height": picture.image.shape[1],
-        "image": _url(Image.fromarray(pixels), "png" if small else "webp"),
-        "truth": None if picture.truth is None else _url(Image.fromarray(picture.truth.cpu().numpy()), "png"),
+        "image": photo_url(picture.image),
+        "truth": None if picture.truth is None else image_url(Image.fromarray(picture.truth.cpu().numpy()), "png"),
         "classes": [{"name": name, "probability": _finite(value)} for name, value in picture.classes.items()],
         "heatmaps": [
             {"explainer": explainers.index(name), **_heatmaps(by_class, picture.classes, picture.signed.get(name))}
@@ -208,12 +193,6 @@ def _heatmaps(by_class: Mapping[str, Tensor], classes: Iterable[str], signed: bo
         signed = any(colour_scale(heatmap).signed for heatmap in by_class.values())
     columns = next(iter(by_class.values())).shape[1]
     return {"signed": signed, "columns": columns, "maps": [_quantise(by_class.get(each), signed) for each in classes]}
-
-
-def _url(image: Image.Image, kind: str) -> str:
-    file = io.BytesIO()
-    image.save(file, kind, quality=88, optimize=True)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _quantise(heatmap: Tensor | None, signed: bool) -> str | None:

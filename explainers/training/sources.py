@@ -1,7 +1,6 @@
 """Sources: the outputs of frozen models that a loss needs, computed in every training step or read from a cache."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor
 from explainers.errors import checks_choices
 from explainers.models import TargetModel
 from explainers.saved.identity import Identity, recipe
-from explainers.transformer.direct_paths import direct_paths, record_direct
-from explainers.transformer.path_flow import Paths, path_flow, record_flow
+from explainers.transformer.direct_paths import record_direct
+from explainers.transformer.path_flow import Paths, read_paths, record_flow
+from explainers.transformer.recording import Record
 
 
 class Source(Protocol):
@@ -119,27 +119,23 @@ class Features:
         return "embedding", *(f"map_{i}" for i in range(len(self.blocks))), *(("direct",) if self.direct else ())
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        rows, paths = self.read(batch["image"])
-        return rows if paths is None else rows | {"direct": paths(None)}
+        rows, record = self.read(batch["image"])
+        return rows if record is None else rows | {"direct": read_paths(self.target, record)}
 
     @torch.no_grad()
-    def read(self, images: Tensor) -> tuple[dict[str, Tensor], Callable[[Tensor | None], Tensor] | None]:
+    def read(self, images: Tensor) -> tuple[dict[str, Tensor], Record | None]:
         """Compute all rows of uint8 images (B, C, H, W) but `direct`, which a few functionals do not need.
 
         Returns:
-            The rows, and a function of functionals v, (B, V, D) → v · `direct`, (B, L, N', V), or of `None` → `direct`.
-            There is no function without blocks `direct`.
+            The rows, and the record of the pass for `read_paths`; `None` without blocks `direct`.
         """
         normalised = self.target.normalise(images)
         if not self.direct:
             return self._rows(normalised), None
-        if self.paths == "flow":
-            with record_flow(self.target, self.direct) as flow:
-                rows = self._rows(normalised)
-            return rows, partial(path_flow, self.target, flow)
-        with record_direct(self.target, self.direct) as record:
+        record_blocks = record_flow if self.paths == "flow" else record_direct
+        with record_blocks(self.target, self.direct) as record:
             rows = self._rows(normalised)
-        return rows, partial(direct_paths, self.target, record)
+        return rows, record
 
     def _rows(self, normalised: Tensor) -> dict[str, Tensor]:
         """The embeddings and feature maps."""

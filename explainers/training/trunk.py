@@ -1,6 +1,6 @@
 """The trunk of light networks: a token of every patch, from features of the target."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from timm.layers import Mlp
@@ -19,6 +19,16 @@ def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
     [[[4, 5], [0, 1]]]
     """
     return tokens if patches is None else tokens[torch.arange(len(tokens), device=tokens.device)[:, None], patches]
+
+
+Decomposition = tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+"""Embeddings (B, D); a function of functionals v (B, V, D) → v · c_z (B, V, N); one of patches (B, P) → their vectors
+c_z (B, P, D)."""
+
+
+def decompose_all(vectors: Tensor, embeddings: Tensor) -> Decomposition:
+    """The decomposition of images whose vectors (B, N, D) are all computed."""
+    return embeddings, lambda functionals: functionals @ vectors.mT, lambda patches: at_patches(vectors, patches)
 
 
 def on_grid(feature_map: Tensor, shape: tuple[int, int]) -> Tensor:

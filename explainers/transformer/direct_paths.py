@@ -53,20 +53,30 @@ def direct_paths(
         functionals: v, (B, V, D).
         heads: pairs (block, head) whose paths are summed; `None` for all.
     """
+    paths = []
+    for layer, carried in zip(record.blocks, carry_values(target, record, heads), strict=True):
+        projection = head_projections(target, layer).movedim(0, -1)  # (A, d, D)
+        written = project_into_embedding(target, projection).to(carried.dtype).flatten(0, 1)
+        paths.append(carried @ (written if functionals is None else written @ functionals.mT.to(carried.dtype)))
+    return torch.stack(paths, 1)
+
+
+def carry_values(
+    target: TargetModel, record: Record, heads: Collection[tuple[int, int]] | None = None
+) -> Iterator[Tensor]:
+    """Compute Σ_r w_r A^h_rz v^h_z of each recorded block, (B, N, A d): the values that heads h carry from patches z.
+
+    They come to the tokens r that the embedding reads, with their weights w_r of `read_factors`. The arguments are
+    those of `direct_paths`.
+    """
     prefix = num_prefix_tokens(target)
     rows = read_factors(target, record.final)
-    paths = []
     for layer, attention, values in zip(record.blocks, record.attention, record.values, strict=True):
         row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)[..., prefix:]
         if heads is not None:
             chosen = [(layer, head) in heads for head in range(row.shape[1])]
             row = row * torch.tensor(chosen, device=row.device)[:, None]
-        carried = values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]  # (B, N, A, d)
-        projection = head_projections(target, layer).movedim(0, -1)  # (A, d, D)
-        projection = project_into_embedding(target, projection).to(carried.dtype)
-        paths.append(carried.flatten(2) @ projection.flatten(0, 1))
-    vectors = torch.stack(paths, 1)
-    return vectors if functionals is None else vectors @ functionals[:, None].mT.to(vectors.dtype)
+        yield (values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]).flatten(2)
 
 
 @torch.no_grad()

@@ -18,18 +18,20 @@ over heads. The share that a token got from the class token, or from registers, 
 patch. AnyHead reads rel_l of L blocks; Σ_l v · rel_l is a heatmap.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from timm.layers import GELU, GELUTanh, Mlp
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.transformer.blocks import find_blocks, head_projections, layer_scale, num_prefix_tokens
 from explainers.transformer.direct_paths import (
+    carry_values,
     check_direct,
     direct_paths,
     inverse_scale,
@@ -139,6 +141,61 @@ def path_flow(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
     return torch.stack(flow[::-1], 1)
 
 
+def read_paths(
+    target: TargetModel,
+    record: Record,
+    functionals: Tensor | None = None,
+    heads: Collection[tuple[int, int]] | None = None,
+) -> Tensor:
+    """Compute the `path_flow` of a record of flow, or else the `direct_paths`, which may be of some `heads` alone."""
+    if isinstance(record, FlowRecord):
+        return path_flow(target, record, functionals)
+    return direct_paths(target, record, functionals, heads)
+
+
+@torch.no_grad()
+def sum_paths(
+    target: TargetModel,
+    record: Record,
+    patches: Tensor,
+    weights: Tensor | None = None,
+    heads: Collection[tuple[int, int]] | None = None,
+) -> Tensor:
+    """Compute Σ_l w_lz p_lz for the paths p_l of some patches z, see `read_paths`, without those of the others.
+
+    What reaches the class token is summed from the first recorded block to the last, and each MLP adds what it makes of
+    the sum. So P vectors of an image take P vectors of work, where all paths take a Jacobian of D.
+
+    Args:
+        target: the recorded model.
+        record: what `record_flow` or `record_direct` recorded.
+        patches: their indices, (B, P).
+        weights: w, (B, P, L); `None` for 1.
+        heads: see `direct_paths`.
+
+    Returns:
+        (B, P, D).
+    """
+    flows = isinstance(record, FlowRecord)
+    through_mlps = flows and has_mlp_paths(target, record.blocks)
+    dtype, blocks = record.values[0].dtype, find_blocks(target)
+    own = F.one_hot(patches, count_patches(target, record)).to(dtype)
+    share, total = torch.zeros_like(own), torch.zeros((), dtype=dtype)
+    for i, carried in enumerate(carry_values(target, record, heads)):
+        share = share @ record.transitions[i - 1].mT if flows and i else torch.zeros_like(own)
+        share = share + (own if weights is None else own * weights[..., i, None].to(dtype))  # of each patch, (B, P, N)
+        total = total + (share @ carried) @ head_projections(target, record.blocks[i]).flatten(1).to(dtype).mT
+        if through_mlps:
+            write, slope, read = linearise_mlp(blocks[record.blocks[i]], record.class_tokens[i], dtype)
+            total = total + ((total @ read.mT) * slope[:, None]) @ write
+    return project_into_embedding(target, total)
+
+
+def count_patches(target: TargetModel, record: Record) -> int:
+    """The number of the model's own patches, from which recorded paths start."""
+    return record.values[0].shape[2] - num_prefix_tokens(target)
+
+
 def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
     """Whether the class token is read, and all blocks have MLPs whose Jacobian is known."""
     layers: list[Any] = [find_blocks(target)[block] for block in blocks]
@@ -171,14 +228,24 @@ def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
 
 def propagate_through_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
     """Compute the Jacobian (B, V, D) before the MLP of a block from that after it; `tokens` (B, D) enter the MLP."""
-    mlp, factors, dtype = block.mlp, layer_scale(block, "mlp"), jacobian.dtype
+    write, slope, read = linearise_mlp(block, tokens, jacobian.dtype)
+    return jacobian + ((jacobian @ write.mT) * slope[:, None]) @ read
+
+
+def linearise_mlp(block: Any, tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the factors of the Jacobian writeᵀ · diag(slope) · read of a block's MLP at `tokens` (B, D).
+
+    Returns:
+        write (C, D), slope (B, C) and read (C, D), of C hidden channels.
+    """
+    mlp, factors = block.mlp, layer_scale(block, "mlp")
     hidden = mlp.fc1(block.norm2(tokens))
     approximate = getattr(mlp.act, "approximate", "tanh" if isinstance(mlp.act, GELUTanh) else "none")
     slope = torch.ops.aten.gelu_backward(torch.ones_like(hidden), hidden, approximate=approximate)
     slope = slope * inverse_scale(block.norm2, tokens.float())[:, None]
-    read, write = fold_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT  # (C, D)
+    read, write = fold_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT
     write = write if factors is None else write * factors
-    return jacobian + ((jacobian @ write.mT.to(dtype)) * slope.to(dtype)[:, None]) @ read.to(dtype)
+    return write.to(dtype), slope.to(dtype), read.to(dtype)
 
 
 def fold_norm(norm: nn.Module, weight: Tensor) -> Tensor:

@@ -411,7 +411,7 @@ def test_serve_passes_the_options_on(run, weights, monkeypatch):
     calls = []
     monkeypatch.setattr(page, "serve", lambda *of, **settings: calls.append((of, settings)))
     assert run("serve", "--port", "7861", "--method", "GAE")[0] == 0
-    settings = {"host": "127.0.0.1", "port": 7861, "device": None, "open_browser": False, "domain": None}
+    settings = {"host": "127.0.0.1", "port": 7861, "device": None, "open_browser": False, "domain": None, "audit": None}
     assert calls == [((MODEL, str(weights), "GAE"), settings)]
 
 

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient  # noqa: E402
 
 from explainers.app.page import build_page, serve  # noqa: E402
 from explainers.app.page.guard import LARGEST_BODY, MOST_BODIES, Guard  # noqa: E402
+from explainers.app.page.serving import FRAME  # noqa: E402
 from explainers.app.session import Session  # noqa: E402
 from explainers.errors import InputError  # noqa: E402
 
@@ -30,7 +31,9 @@ def page(tmp_path_factory):
         port = one.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.getbasetemp() / "uploads"))
-        page = serve(timm_model(), method="GAE", port=port, block=False)
+        audit = tmp_path_factory.mktemp("audit")
+        (audit / "audit.html").write_text("<p>groups</p>")
+        page = serve(timm_model(), method="GAE", port=port, block=False, audit=audit)
         yield page
         page.close()
 
@@ -39,6 +42,14 @@ def test_a_port_in_use_is_told_in_one_line(page, target):
     port = page.server_port
     with pytest.raises(InputError, match=rf"expected a free port .*, got 127\.0\.0\.1:{port}, .* --port 7861"):
         serve(target, method="Chance", port=port, block=False)
+
+
+def test_the_page_of_an_audit_is_in_a_tab_of_a_server_that_has_one(page, target, tmp_path):
+    assert httpx.get(f"{page.local_url}audit").text == "<p>groups</p>"
+    assert refusal(path="/audit", method="GET") == refusal(path="/audit/results.json", method="GET") == 404
+    assert FRAME in [getattr(block, "value", None) for block in page.blocks.values()]
+    with pytest.raises(InputError, match=f"^{tmp_path}: expected the folder of an audit"):
+        serve(target, audit=tmp_path, block=False)
 
 
 def routes_of(router):
@@ -145,7 +156,7 @@ def test_an_upload_is_not_written_to_the_disk(page, tmp_path_factory):
     file = io.BytesIO()
     Image.new("RGB", (40, 30), "red").save(file, "PNG")
     upload = {"name": ".png", "data": base64.b64encode(file.getvalue()).decode()}
-    (component,) = [block for block in page.blocks.values() if type(block).__name__ == "HTML"]
+    component, _ = [block for block in page.blocks.values() if type(block).__name__ == "HTML"]
     body = {"component_id": component._id, "session_hash": "a", "fn_name": "open_image", "data": upload}
     opened = httpx.post(page.local_url + ASKED[1:], json=body).json()
     assert opened["name"] == ".png" and len(opened["classes"]) == 5

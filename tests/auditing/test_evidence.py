@@ -2,15 +2,17 @@
 
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import timm_model
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
-from explainers.auditing.evidence import functionals, take_evidence
+from explainers.auditing.evidence import decompose_lazily, functionals, take_evidence
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
@@ -41,12 +43,45 @@ def heads():
     yield "sigmoid", nn.Linear(24, 5), "sigmoid"
 
 
-def explainer_of(name, target, grid):
-    if name == "AnyHead":
-        torch.manual_seed(0)
-        network = partial(AnyHeadNetwork, blocks=[0, 1], width=12, direct=[0, 1], paths="flow")
-        return AnyHead(target, grid, network, blend=0.5).eval()
-    return posthoc.build(name, target, grid)
+def anyhead(target, grid, **paths):
+    """With weights of every kind: after a training, none is 0 or 1."""
+    explainer = AnyHead(target, grid, partial(AnyHeadNetwork, blocks=[0, 1], width=12, **paths), blend=0.3).eval()
+    generator = torch.Generator().manual_seed(2)
+    for weight in explainer.network.parameters():
+        torch.nn.init.normal_(weight, std=0.3, generator=generator)
+    explainer.network.scale.fill_(3.0)
+    explainer.network.spread.fill_(2.0)
+    return explainer
+
+
+COARSE = PatchGrid(32, 16, differs=True)
+LAST = {"direct": [1, 2, 3]}
+EXPLAINERS = {
+    "AnyHead": anyhead,
+    "AnyHead, direct": partial(anyhead, **LAST),
+    "AnyHead, flow": partial(anyhead, **LAST, paths="flow"),
+    "AnyHead, coarse": lambda target, grid: anyhead(target, COARSE, **LAST),
+    "PathFlow": partial(posthoc.PathFlow, start=1),
+    "PathFlow, coarse": lambda target, grid: posthoc.PathFlow(target, COARSE, start=1),
+    "DirectPaths": partial(posthoc.DirectPaths, start=1),
+    "DirectPaths, heads": partial(posthoc.DirectPaths, heads=[(0, 1), (3, 2)]),
+}
+
+
+@pytest.mark.parametrize("pooling", ["token", "avg"])
+@pytest.mark.parametrize("name", EXPLAINERS)
+@torch.no_grad()
+def test_what_is_computed_lazily_is_what_all_vectors_give(make_target, grid, images, name, pooling):
+    explainer = EXPLAINERS[name](make_target(depth=4, init_values=0.7, global_pool=pooling), grid)
+    vectors, embeddings = explainer.decompose(images)
+    found, products, vectors_of = decompose_lazily(explainer, images)
+    torch.testing.assert_close(found, embeddings)
+    functionals = torch.randn(5, 2, 24)
+    torch.testing.assert_close(products(functionals), functionals @ vectors.mT, rtol=1e-3, atol=1e-4)
+    patches = torch.rand(5, vectors.shape[1]).argsort(1)[:, :3]
+    expected = torch.stack([each[chosen] for each, chosen in zip(vectors, patches, strict=True)])
+    assert expected.std() > 0.01
+    torch.testing.assert_close(vectors_of(patches), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("head", "score"), [each[1:] for each in heads()], ids=[each[0] for each in heads()])
@@ -74,10 +109,22 @@ def test_the_strongest_patches_are_those_with_most_evidence_for_what_is_predicte
         torch.testing.assert_close(found.embeddings[i].float(), embeddings[i], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["AnyHead", "PathFlow", "DirectPaths"])
-def test_explainers_with_vectors_give_evidence_in_compact_types(target, grid, images, name):
+@pytest.mark.parametrize("name", ["AnyHead, flow", "PathFlow"])
+@torch.no_grad()
+def test_few_patches_take_little_more_work_than_a_pass(make_target, images, name):
+    target = make_target(depth=4)
+    explainer = EXPLAINERS[name](target, PatchGrid(32, 8, differs=True))  # as `load` builds it
+    work = []
+    for call in (target, partial(take_evidence, explainer, labels=LABELS, strongest=2), explainer.decompose):
+        with FlopCounterMode(display=False) as counter:
+            call(images)
+        work.append(counter.get_total_flops())
+    assert work[0] < work[1] < 1.5 * work[0] < work[2]
+
+
+def test_evidence_is_compact_and_leaves_the_images_as_they_were(target, grid, images):
     before = images.clone()
-    found = take_evidence(explainer_of(name, target, grid), images, LABELS, strongest=3)
+    found = take_evidence(anyhead(target, grid), images, LABELS, strongest=3)
     assert found.vectors.shape == (5, 3, 24) and found.vectors.dtype == found.embeddings.dtype == torch.float16
     assert found.patches.dtype == torch.int16 and found.totals.dtype == torch.float32
     assert torch.equal(images, before) and found.numbers.tolist() == [0, 1, 2, 3, 4]
@@ -101,8 +148,7 @@ def test_models_without_classes_to_compare_are_refused_in_a_line(target, grid, i
 
 
 def test_values_that_half_precision_cannot_hold_are_refused(target, grid, images):
-    explainer = posthoc.DirectPaths(target, grid)
-    vectors, embeddings = explainer.decompose(images)
-    explainer.decompose = lambda images: (vectors * 1e6, embeddings)
+    vectors, embeddings = posthoc.DirectPaths(target, grid).decompose(images)
+    explainer = SimpleNamespace(target=target, grid=grid, decompose=lambda images: (vectors * 1e6, embeddings))
     with pytest.raises(InputError, match="within ±65504"):
         take_evidence(explainer, images, LABELS)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from explainers.auditing.evidence import Evidence, functionals
-from explainers.auditing.groups import Centres, assign, choose_number, cluster, find_groups
+from explainers.auditing.groups import Centres, assign, choose_number, cluster, compare_groups, find_groups
 from explainers.auditing.tally import PRESENT, find_sources, inside_masks, tally
 from explainers.errors import InputError
 
@@ -97,12 +97,20 @@ def test_patches_belong_to_the_nearest_centre(model):
             assert members[image, patch] == torch.stack(cosines).argmax()
 
 
-def test_spherical_k_means_weighs_patches():
+def test_spherical_k_means():
     vectors = F.normalize(torch.tensor([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]), dim=-1)
-    centres = cluster(vectors, torch.tensor([3.0, 1.0, 1.0]), groups=2, seed=0)
-    mean = F.normalize(3 * vectors[0] + vectors[1], dim=0)
+    centres = cluster(vectors, groups=2, seed=0)
+    mean = F.normalize(vectors[0] + vectors[1], dim=0)
     assert torch.allclose(centres[centres[:, 0].argmax()], mean, atol=1e-6)
-    assert choose_number(vectors[:1], torch.ones(1), seed=0) == 1
+    assert choose_number(vectors[:1], seed=0) == 1
+
+
+def test_equal_groups_in_another_order_agree(model):
+    evidence, truth = planted(model)
+    centres = Centres(truth.flatten(0, 1), torch.tensor([0, 0, 1, 1]))
+    assert compare_groups(evidence, centres, centres.select([2, 0, 3, 1])) == 1
+    noise = Centres(F.normalize(torch.randn(4, WIDTH), dim=-1), centres.classes)
+    assert compare_groups(evidence, centres, noise) < 0.9
 
 
 @torch.no_grad()

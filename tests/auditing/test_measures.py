@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from explainers.auditing.audit import Audit, Effect
+from explainers.auditing.audit import SUSPICIOUS, Audit, Effect
 from explainers.auditing.evidence import Evidence
 from explainers.auditing.groups import Centres
 from explainers.auditing.hiding import DRAWS, hide, random_others
 from explainers.auditing.measures import measure_groups
-from explainers.auditing.suspicion import suspect
+from explainers.auditing.suspicion import Usual, suspect
 from explainers.errors import InputError
 from explainers.models.scores import log_odds
 
@@ -60,22 +60,26 @@ class Shards:
         yield self.evidence
 
 
+CENTRES = Centres(F.normalize(torch.eye(2, 24) + 0.1, dim=-1), torch.tensor([3, 3]))
+
+
+def evidence_of(images):
+    """Evidence of class 3, of which a third is wrong: every other patch belongs to group 0, the others to 1."""
+    labels = torch.where(torch.arange(images) < images // 3, 1, 3)
+    patches = torch.rand(images, 16).argsort(-1)[:, :8].short()
+    vectors = (CENTRES.directions[torch.arange(8) % 2] + 0.05 * torch.randn(images, 8, 24)).half()
+    predicted, embeddings = torch.full((images,), 3), torch.randn(images, 24).half()
+    return Evidence(torch.arange(images), labels, predicted, embeddings, torch.ones(images), patches, vectors)
+
+
 @pytest.fixture
 def audited(target, grid):
-    """An audit of 12 random images, whose patches have random vectors, and two groups of the predicted class."""
+    """An audit of 12 random images with `evidence_of`."""
     images = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8)
-    predicted = torch.full((12,), 3)
-    patches = torch.rand(12, 16).argsort(-1)[:, :8].short()
-    centres = Centres(F.normalize(torch.randn(2, 24), dim=-1), torch.tensor([3, 3]))
-    vectors = (centres.directions[torch.arange(8) % 2] + 0.1 * torch.randn(12, 8, 24)).half()
-    labels = torch.where(torch.arange(12) < 4, 1, 3)
-    evidence = Evidence(
-        torch.arange(12), labels, predicted, torch.randn(12, 24).half(), torch.ones(12), patches, vectors
-    )
     names = [f"{'cat' if i < 4 else 'dog'}/{'web' if i % 3 else 'own'}/{i}.png" for i in range(12)]
     classes = [f"class {i}" for i in range(5)]
     groups, centres = measure_groups(
-        Shards(evidence), target, grid, centres, names, classes, lambda numbers: images[numbers], hidden=5
+        Shards(evidence_of(12)), target, grid, CENTRES, names, classes, lambda numbers: images[numbers], hidden=5
     )
     return Audit(groups, classes, {"images": 12}, (4, 4), {"model": "toy"}, centres)
 
@@ -106,9 +110,49 @@ def test_an_audit_is_read_as_it_was_saved(audited, tmp_path):
         Audit.load(tmp_path / "other")
 
 
-def test_groups_beside_the_centre_are_suspicious_if_predictions_hang_on_them(audited):
-    group = replace(audited.groups[0], places={"centre": 0.5}, accuracy_without=None, sources=None)
-    costs = Effect(1.0, 0.1, 5)
-    assert suspect(group, costs, "cat")[0] == pytest.approx((0.75 * (1 - math.exp(-1))) ** 0.5)
-    assert suspect(group, Effect(1.0, 0.6, 5), "cat")[0] == 0  # not beyond two standard errors
-    assert suspect(replace(group, places={"centre": 2.5}), costs, "cat")[0] == 0
+def numbers(audited, **changes):
+    """A group that is in the centre as often as others, and of which nothing else is known."""
+    known = {"sources": None, "accuracy_with": None, "accuracy_without": None, "places": {"border": 1.0, "centre": 1.0}}
+    return replace(audited.groups[0], **(known | changes))
+
+
+def test_suspicion_follows_its_formula(audited):
+    causal, usual = Effect(2.0, 0.5, 9), Usual(centre=1.0)
+    part = 1 - math.exp(-2.0)
+    plain = numbers(audited)
+    assert suspect(plain, "cat", causal, usual)[0] == pytest.approx(part * 0.25)
+    assert suspect(plain, "cat", None, usual)[0] == pytest.approx(0.5 * 0.25)
+    assert suspect(plain, "cat", Effect(2.0, 1.1, 9), usual) == (0.0, ())
+    assert suspect(plain, "cat", Effect(-2.0, -1.5, 9), usual)[0] == 0.0
+    aside = numbers(audited, places={"border": 3.0, "centre": 0.5})
+    suspicion, reasons = suspect(aside, "cat", causal, usual)
+    assert suspicion == pytest.approx(part * 0.8 / 2)
+    assert reasons[0] == "its patches lie at the border 3.0 times as often as if they lay anywhere"
+    masked = replace(aside, off_object=0.9)
+    assert suspect(masked, "cat", causal, usual)[0] == pytest.approx(part * 0.9 / 2)
+    lost = numbers(audited, accuracy_with=0.98, accuracy_without=0.25, images_without=8)
+    error = math.sqrt(0.3 * 0.7 / 10)  # of (2 + 1) / (8 + 2)
+    suspicion, reasons = suspect(lost, "cat", causal, usual)
+    assert suspicion == pytest.approx(part * (0.5 + 0.68 - error) / 2)
+    assert reasons[0] == "without it 25% of 8 images of cat are recognised, with it 98%"
+    one = numbers(audited, sources=0.8)
+    assert suspect(one, "cat", causal, Usual(1.0, 0.5))[0] == pytest.approx(part * (0.5 + 0.6) / 2)
+    assert suspect(one, "cat", causal, Usual(1.0, 1.0))[0] == pytest.approx(part * 0.25)
+
+
+def test_no_suspicious_group_is_a_result(audited):
+    calm, alarm = numbers(audited, suspicion=0.1), numbers(audited, suspicion=SUSPICIOUS)
+    assert replace(audited, groups=[calm]).conclude().startswith("no suspicious group among 1:")
+    audit = replace(audited, groups=[alarm, calm])
+    assert audit.suspicious == [alarm] and audit.conclude().startswith("1 of 2 groups are suspicious")
+
+
+def test_passes_are_bounded_and_the_most_suspicious_are_hidden(target, grid, audited, capsys):
+    evidence = evidence_of(12)
+    images = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8)
+    names = [f"{number}.png" for number in range(12)]
+    of = Shards(evidence), target, grid, audited.centres, names, audited.classes, lambda numbers: images[numbers]
+    groups, _ = measure_groups(*of, hidden=4, passes=39)
+    assert sum(group.hidden is not None for group in groups) == 1
+    assert capsys.readouterr().err == "hidden: 1 of 2 groups, for at most 39 passes\n"
+    assert all(group.hidden is None for group in measure_groups(*of, hidden=0)[0])

@@ -4,6 +4,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,9 @@ ROUTES = {
     "POST": "/gradio_api/component_server/",
 }
 """All paths that are answered, for each method of HTTP, as a regular expression."""
+
+AUDIT = "/audit"
+"""Path of the page of an audit, where the server has one."""
 
 LARGEST_BODY = 28 * 2**20
 """Size of a question, in bytes: a file of 20 MB in base64."""
@@ -36,10 +40,13 @@ class Guard:
         host: address that the server listens on.
         domain: name under which browsers reach it, such as that of a proxy, besides IP addresses, `localhost` and the
             name of the machine; `None` for no other one, `*` for a public page, which answers the pages of others too.
+        audit: the page of an audit, one HTML file that is sent at `AUDIT`; `None` for none.
     """
 
-    def __init__(self, app: Any, host: str, domain: str | None = None) -> None:
+    def __init__(self, app: Any, host: str, domain: str | None = None, audit: Path | None = None) -> None:
         self.app = app
+        self.audit = audit
+        self._routes = ROUTES | ({"GET": f"{ROUTES['GET']}|{AUDIT}"} if audit else {})
         self.domain = domain and domain.lower()
         machine = socket.gethostname().lower()
         self._names = {"localhost", machine, f"{machine}.local", host.lower(), self.domain}
@@ -47,12 +54,14 @@ class Guard:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        from starlette.responses import PlainTextResponse  # with Gradio
+        from starlette.responses import FileResponse, PlainTextResponse  # with Gradio
 
         refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
         if refusal is not None:
             status, text = refusal
             return await PlainTextResponse(text, status)(scope, receive, send)
+        if self.audit and scope.get("path") == AUDIT:
+            return await FileResponse(self.audit)(scope, receive, send)
         received = 0
 
         async def counted() -> Message:
@@ -72,7 +81,7 @@ class Guard:
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
         """The status and the line that refuse a request; `None` for one of the page."""
-        if scope["type"] != "http" or not re.fullmatch(ROUTES.get(scope["method"], "(?!)"), scope["path"]):
+        if scope["type"] != "http" or not re.fullmatch(self._routes.get(scope["method"], "(?!)"), scope["path"]):
             return 404, "not found"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get("host", ""), headers.get("origin")

@@ -9,7 +9,7 @@ from typing import Any
 
 from explainers.app.choosing import estimate_passes
 from explainers.app.page.api import EXAMPLE, LARGEST_FILE, Api, read_page_file, server_functions
-from explainers.app.page.guard import Guard
+from explainers.app.page.guard import AUDIT, Guard
 from explainers.app.page.images import ImageStore
 from explainers.app.page.turns import MANY_PASSES
 from explainers.app.page.views import COLOURS, GREY, MOST_METHODS
@@ -31,6 +31,12 @@ MOST_PASSES = 5000
 CLOSED = ("GRADIO_ANALYTICS_ENABLED", "GRADIO_RUN_HISTORY")
 """Environment variables of what Gradio does by default: it reports to its makers, and lends visitors who come by this
 machine's own address the Hugging Face token of whoever started it, to store what they did."""
+
+AUDIT_PAGE = "audit.html"
+"""File in the folder of an audit that the second tab shows."""
+
+FRAME = f"""<iframe src=".{AUDIT}" title="The audit" sandbox="allow-scripts allow-downloads" allow="clipboard-write"
+ style="width: 100%; height: calc(100vh - 90px); border: 0"></iframe>"""
 
 EVERYWHERE = ("0.0.0.0", "::")
 FONTS: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
@@ -55,6 +61,7 @@ def serve(
     block: bool = True,
     text_head: TextHead | None = None,
     domain: str | None = None,
+    audit: Path | None = None,
 ) -> Any:
     """Serve the page until Ctrl-C. `model`, `weights`, `method`, `device` and `text_head` are those of `Session`.
 
@@ -64,15 +71,20 @@ def serve(
         open_browser: open the page in the browser.
         block: wait for Ctrl-C; otherwise return the running `gradio.Blocks`, which has `close`.
         domain: name under which browsers reach the page, see `Guard`; `*` for a public page.
+        audit: folder of an audit, whose page a second tab shows; `None` for no such tab.
 
     Raises:
-        InputError: if Gradio is not installed, the model takes no photos, or address or port cannot be used.
+        InputError: if Gradio is not installed, the model takes no photos, the folder has no audit, or address or port
+            cannot be used.
     """
     check_range(1, 65535, port=port)
     gradio = import_gradio()
     from starlette.middleware import Middleware  # with Gradio
 
-    page = build_page(Session(model, method, weights, device, text_head))
+    report = audit and audit / AUDIT_PAGE
+    if report and not report.is_file():
+        raise InputError(f"{audit}: expected the folder of an audit, got none: run `explainers audit` first")
+    page = build_page(Session(model, method, weights, device, text_head), tab=bool(report))
     try:
         page.launch(
             server_name=host,
@@ -88,7 +100,7 @@ def serve(
             enable_monitoring=False,
             run_history=False,
             mcp_server=False,
-            app_kwargs={"middleware": [Middleware(Guard, host, domain)]},
+            app_kwargs={"middleware": [Middleware(Guard, host, domain, report)]},
             theme=gradio.themes.Default(**FONTS),
         )
     except OSError as error:
@@ -104,8 +116,8 @@ def serve(
     return page
 
 
-def build_page(session: Session) -> Any:
-    """Build the page, a `gradio.Blocks`, for one model of photos; see `serve`, which starts it."""
+def build_page(session: Session, tab: bool = False) -> Any:
+    """Build the page, a `gradio.Blocks`, for one model of photos; with `tab` also that of an audit, see `serve`."""
     gradio = import_gradio()
     if session.target.channels not in (1, 3):
         raise InputError(
@@ -114,27 +126,37 @@ def build_page(session: Session) -> Any:
         )
     if session.takes_texts:
         session.text_head.embed("a photo")  # loads the text tower
-    explainers = other_methods(session)
-    name = session.target.name
-    with gradio.Blocks(title=f"Explain {name}", analytics_enabled=False) as page:
-        gradio.HTML(
-            html_template=read_page_text("page.html"),
-            css_template=read_page_text("page.css"),
-            js_on_load="\n".join(map(read_page_text, SCRIPTS)),
-            server_functions=server_functions(Api(session, explainers, ImageStore())),
-            apply_default_css=False,
-            heading=f"What does {name} see?",
-            hint=TEXT_HINT if session.takes_texts else HINT,
-            example=f"data:image/jpeg;base64,{base64.b64encode(read_page_file(EXAMPLE)).decode()}",
-            largest=LARGEST_FILE,
-            classes=list(session.names),
-            methods=[session.method],
-            explainers=list_methods({session.method: session.explainer, **explainers}),
-            most=MOST_METHODS,
-            colours=list(COLOURS),
-            grey=GREY,
-        )
+    with gradio.Blocks(title=f"Explain {session.target.name}", analytics_enabled=False) as page:
+        if not tab:
+            _add_explaining(gradio, session)
+            return page
+        with gradio.Tab("Explain"):
+            _add_explaining(gradio, session)
+        with gradio.Tab("Audit"):
+            gradio.HTML(FRAME)
     return page
+
+
+def _add_explaining(gradio: Any, session: Session) -> None:
+    """Add the page that explains images to what is built."""
+    explainers = other_methods(session)
+    gradio.HTML(
+        html_template=read_page_text("page.html"),
+        css_template=read_page_text("page.css"),
+        js_on_load="\n".join(map(read_page_text, SCRIPTS)),
+        server_functions=server_functions(Api(session, explainers, ImageStore())),
+        apply_default_css=False,
+        heading=f"What does {session.target.name} see?",
+        hint=TEXT_HINT if session.takes_texts else HINT,
+        example=f"data:image/jpeg;base64,{base64.b64encode(read_page_file(EXAMPLE)).decode()}",
+        largest=LARGEST_FILE,
+        classes=list(session.names),
+        methods=[session.method],
+        explainers=list_methods({session.method: session.explainer, **explainers}),
+        most=MOST_METHODS,
+        colours=list(COLOURS),
+        grey=GREY,
+    )
 
 
 def other_methods(session: Session) -> dict[str, Any]:

@@ -1,20 +1,8 @@
-// What all parts of the page share: the data, what the user has chosen, and elements; then the controls
+// What all parts of the page share: what the user has chosen; then the controls
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const state = { task: data.tasks[0], opacity: data.opacity, smooth: true, outline: false, hidden: new Set() };
 const PRINTED = 7; // most figures beside each other on paper
 const DASHES = ["none", "7 3", "2 3"]; // colours repeat after 20 explainers
-
-const $ = (id) => document.getElementById(id);
-const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
-const svg = (tag, attributes, ...children) =>
-  fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-
-function fill(element, attributes = {}, children = []) {
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children); // strings become text, never markup
-  return element;
-}
 
 /** The colour and dashes of an explainer's lines. */
 const stroke = (explainer) => ({
@@ -70,13 +58,6 @@ function showTask(index) {
   render();
 }
 
-/** Call `changed` with a control at each `event`, and now, because browsers restore what the user chose before. */
-function follow(id, event, changed) {
-  const update = () => changed($(id));
-  $(id).addEventListener(event, update);
-  update();
-}
-
 function start() {
   document.title = $("title").textContent = data.title;
   $("notes").append(...data.notes.map((note) => el("p", {}, note)));
@@ -95,18 +76,11 @@ function start() {
   follow("task", "change", ({ value }) => showTask(value));
   follow("search", "input", search);
   $("base").onchange = ({ target }) => { base = Number(target.value); renderDifferences(); };
-  for (const panel of document.querySelectorAll("#tools details")) {
-    document.addEventListener("click", ({ target }) => { panel.open &&= panel.contains(target); });
-  }
-  $("dialog").querySelector("button").onclick = () => $("dialog").close();
-  $("dialog").onclick = ({ target }) => target === $("dialog") && $("dialog").close();
-  $("print").onclick = () => window.print();
+  startTools();
   window.onbeforeprint = drawForPrinting;
   window.onafterprint = freeAfterPrinting;
   document.onkeydown = onArrow;
-  new ResizeObserver(leaveRoomForTools).observe($("tools"));
   window.onhashchange = visit;
-  leaveRoomForTools();
   visit();
 }
 
@@ -115,12 +89,6 @@ function legendBar({ colours, ends }) {
   const bar = el("span", { class: "scale" }, ...ends.map((end) => el("span", {}, end)));
   bar.style.setProperty("--colours", colours.map((colour) => `rgb(${colour})`).join(", "));
   return bar;
-}
-
-/** What is scrolled to must not lie below the tools, which stay at the top of wide windows. */
-function leaveRoomForTools() {
-  const sticky = getComputedStyle($("tools")).position === "sticky";
-  document.documentElement.style.scrollPaddingTop = sticky ? `${$("tools").offsetHeight}px` : "0";
 }
 
 /** Hide the parts of the page that have nothing to show. */

@@ -1,0 +1,250 @@
+"""What a model relies on in all images of a folder: `explainers.audit(folder, model)`."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from explainers import VectorExplainer
+from explainers.app.audited_photos import (
+    Labels,
+    Pictures,
+    find_labels,
+    find_objects,
+    list_folder,
+    make_source,
+    read_pixels,
+)
+from explainers.app.choosing import Method, print_once
+from explainers.app.photos import Photo
+from explainers.app.session import Session
+from explainers.auditing.audit import Audit, Group
+from explainers.auditing.evidence import check_classes
+from explainers.auditing.groups import Centres, find_groups
+from explainers.auditing.measures import measure_groups
+from explainers.auditing.repair import Repair, repair
+from explainers.auditing.report_card import ReportCard, grade_heads
+from explainers.auditing.store import EvidenceStore, describe_explainer, process_number
+from explainers.auditing.tally import inside_masks
+from explainers.errors import InputError
+from explainers.images.decoding import White
+from explainers.masking import ImageSize
+from explainers.models import TargetModel, as_target
+from explainers.models.names import class_names
+from explainers.models.scores import Score
+from explainers.report.audit_page import audit_html
+from explainers.saved.files import write_atomically
+from explainers.saved.identity import Identity
+from explainers.saved.records import devices, versions
+from explainers.saved.weights import name_difference
+
+PAGE = "audit.html"
+"""The page in the folder of an audit."""
+
+VECTORS = "AnyHead, DirectPaths or PathFlow for a ViT, or CAM for a CNN"
+
+
+@dataclass
+class FolderAudit(Audit):
+    """An audit of a folder, with what can repair its model.
+
+    Args:
+        session: the model and the explainer.
+        photos: the images.
+        store: their evidence.
+    """
+
+    session: Session = field(repr=False, compare=False)
+    photos: list[Photo] = field(repr=False, compare=False)
+    store: EvidenceStore = field(repr=False, compare=False)
+
+    def without(self, groups: Sequence[int], strength: float | None = None) -> Repair:
+        """Make a head that relies less on groups, by their numbers, see `repair`; `save` of it writes the head."""
+        read = partial(read_pixels, self.session, self.photos)
+        with self.session.computing():
+            return repair(self.store, self.session.explainer, self.centres, groups, read, strength=strength)
+
+    def report_card(self, repaired: Repair) -> ReportCard:
+        """Compare a repaired head with the model's own on all images, see `grade_heads`; it prints as a table."""
+        with self.session.computing():
+            card = grade_heads(self.store, self.session.target, repaired.head, self.centres, repaired.groups)
+        return replace(card, names=tuple(self.classes))
+
+
+def audit(
+    folder: str | Path,
+    model: str | nn.Module,
+    *,
+    method: Method = "auto",
+    labels: Labels = None,
+    head: nn.Module | str | Path | None = None,
+    weights: str | Path | None = None,
+    device: str | torch.device | None = None,
+    output: str | Path = "audit",
+    texts: Sequence[str] | None = None,
+    masks: str | Path | None = None,
+    groups: int | None = None,
+    batch_size: int | None = None,
+    image_size: ImageSize | None = None,
+    white: White = None,
+    bands: Sequence[int] | None = None,
+    score: Score | None = None,
+) -> FolderAudit:
+    """Find what a classifier relies on over a folder of images: groups of patches that are evidence for its classes.
+
+    One pass for each image, then some passes with hidden patches for each group. The same call continues after a kill.
+    Started by torchrun or SLURM, processes share the images; all but the first then end. `model`, `weights`, `device`,
+    `image_size`, `white`, `bands` and `score` are those of `explain`.
+
+    Args:
+        folder: the images, with all folders below it. Broken files are left out with a warning.
+        method: an explainer with vectors of patches. `auto` takes a trained one if it is shipped for this backbone, or
+            else one without training, see `explain`.
+        labels: see `Labels`. Of a folder of classes, the first folder below `folder` is the class of an image, named as
+            the model names it, or by its wnid; without names of the model, folders are in the order of its logits.
+            `None`: not known; then accuracies are `None`.
+        head: a head of another task on the same backbone, or its file; `None` for the model's own.
+        output: a folder for this audit: its evidence, `results.json`, and `audit.html`, the page.
+        texts: what groups may show; they are named by the most similar one. The model has to be of CLIP or SigLIP.
+        masks: folder of masks of the objects, with the names of the images, of which some patches may lie elsewhere.
+        groups: number of groups of each class; `None` chooses it.
+        batch_size: number of images that are explained at once.
+
+    Returns:
+        The groups, the most suspicious first. `audit.without([3, 7])` makes a head that relies less on two of them.
+
+    Raises:
+        InputError: for a folder without images, what the model cannot classify or the method cannot explain, and an
+            `output` that holds another audit.
+    """
+    if head is not None:
+        model, weights, score = TargetModel(as_target(model, weights), head, score), None, None
+    session = start_session(model, method, weights, device, batch_size, image_size, white, bands, score)
+    command = ["explainers", "audit", str(folder), "--model", session.target.name, "--output", str(output)]
+    return audit_folder(session, folder, labels, output, texts, masks, groups, command)
+
+
+def start_session(
+    model: str | nn.Module,
+    method: Method,
+    weights: str | Path | None = None,
+    device: str | torch.device | None = None,
+    batch_size: int | None = None,
+    image_size: ImageSize | None = None,
+    white: White = None,
+    bands: Sequence[int] | None = None,
+    score: Score | None = None,
+) -> Session:
+    """A classifier with an explainer that has vectors, on a GPU of this process; an InputError if it has none."""
+    rank, processes = process_number()
+    if processes > 1 and torch.cuda.device_count() > 1 and str(device or "cuda") == "cuda":
+        device = f"cuda:{rank % torch.cuda.device_count()}"
+    session = Session(model, method, weights, device, None, "likeness", batch_size, image_size, white, bands, score)
+    check_classes(session.target)
+    if not isinstance(session.explainer, VectorExplainer):
+        raise InputError(
+            f"method {session.method}: expected an explainer with vectors of patches for an audit, which"
+            f" {session.target.name} has not with it: take {VECTORS}"
+        )
+    print_once(f"{session.target.name}: evidence by {session.method}")
+    return session
+
+
+def audit_folder(
+    session: Session,
+    folder: str | Path,
+    labels: Labels = None,
+    output: str | Path = "audit",
+    texts: Sequence[str] | None = None,
+    masks: str | Path | None = None,
+    groups: int | None = None,
+    command: Sequence[str] = (),
+) -> FolderAudit:
+    """Audit the model of a session from `start_session`, with the arguments of `audit`; `command` repeats this."""
+    if texts:
+        session.text_head.embed(texts)  # at once, if the model has none
+    photos = list_folder(folder)
+    names, classes = [photo.name for photo in photos], class_names(session.target)
+    read = partial(read_pixels, session, photos)
+    source = make_source(session, photos, find_labels(labels, photos, session.target))
+    explainer: Any = session.explainer
+    grid, store = explainer.grid, EvidenceStore(output)
+    objects = find_objects(masks, photos, session, grid) if masks else None
+    with session.computing():
+        if not store.collect(explainer, source):
+            print(f"process {process_number()[0]}: its evidence is in {output}; process 0 goes on", file=sys.stderr)
+            sys.exit()
+        centres = find_groups(store, session.target, groups)
+        on_object = None if objects is None else inside_masks(objects)
+        of_images = store, session.target, grid, centres, names, classes, read
+        found, centres = measure_groups(*of_images, on_object=on_object)
+        if texts:
+            found = name_groups(found, centres, session, texts)
+    about = describe(session, store, command)
+    audit = FolderAudit(found, classes, count_images(store), grid.shape, about, centres, session, photos, store)
+    audit.save(output)
+    write_atomically(Path(output) / PAGE, audit_html(audit, Pictures(session, photos)))
+    return audit
+
+
+def open_audit(session: Session, folder: str | Path, output: str | Path) -> FolderAudit:
+    """Open the audit of a folder that `audit_folder` wrote to `output`; an InputError if it is of something else."""
+    photos, store = list_folder(folder), EvidenceStore(output)
+    audit = Audit.load(output)
+    saved, images = store.identity(), make_source(session, photos, torch.zeros(len(photos))).identity()
+    own: Identity = {
+        "target": session.target.identity(),
+        "explainer": describe_explainer(session.explainer),
+        "images": images | {"labels_sha256": saved["images"]["labels_sha256"]},
+    }
+    difference = name_difference(saved, json.loads(json.dumps(own)))
+    if difference is not None:
+        raise InputError(f"output {output} holds another audit, which differs in {difference}: repeat its command")
+    return FolderAudit(**vars(audit), session=session, photos=photos, store=store)
+
+
+def count_images(store: EvidenceStore) -> dict[str, Any]:
+    """What is known of all images, see `Audit`."""
+    images = labelled = right = patches = 0
+    for shard in store.shards():
+        images += len(shard.numbers)
+        labelled += int((shard.labels >= 0).sum())
+        right += int((shard.labels == shard.predicted).sum())
+        patches = shard.patches.shape[1]
+    size = sum(file.stat().st_size for file in store.folder.iterdir())
+    return {
+        "images": images,
+        "accuracy": right / labelled if labelled else None,
+        "patches": patches,
+        "bytes": size,
+    }
+
+
+def name_groups(groups: Sequence[Group], centres: Centres, session: Session, texts: Sequence[str]) -> list[Group]:
+    """Give groups the similarity of their direction to texts, the most similar text first."""
+    head = session.text_head
+    scores = head(centres.directions.to(head.device), texts).float().cpu()
+    order = scores.argsort(1, descending=True).tolist()
+    return [
+        replace(group, texts={texts[text]: row[text].item() for text in places})
+        for group, row, places in zip(groups, scores, order, strict=True)
+    ]
+
+
+def describe(session: Session, store: EvidenceStore, command: Sequence[str]) -> dict[str, Any]:
+    """What an audit depends on."""
+    return {
+        "command": list(command),
+        "explainer": session.method,
+        "model": session.target.timm_name,
+        "transform": asdict(session.transform),
+        "identity": store.identity(),
+        "packages": versions(),
+        "devices": devices(),
+    }

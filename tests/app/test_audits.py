@@ -1,0 +1,239 @@
+"""Audits of folders: labels, masks, what is written and printed, and one line for what a user can correct."""
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import timm_model
+from PIL import Image
+from torch import nn
+
+import explainers
+from explainers.app import audit_command, command
+from explainers.app.audit_command import HEAD
+from explainers.app.audited_photos import find_labels, find_objects, list_folder
+from explainers.app.audits import PAGE, open_audit, start_session
+from explainers.app.session import Session
+from explainers.auditing.audit import FILES, Audit
+from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.heads import save_head
+
+CLASSES = ("cats", "dogs")
+IMAGES = 12
+
+
+def write_images(folder, brightness, seed=0, count=IMAGES):
+    draws = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    for number in range(count):
+        pixels = draws.integers(0, 60, (32, 32, 3)) + brightness
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:02}.png")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Dark cats and bright dogs."""
+    root = tmp_path_factory.mktemp("animals")
+    for name, brightness in zip(CLASSES, (0, 190), strict=True):
+        write_images(root / name, brightness)
+    return root
+
+
+@pytest.fixture(scope="module")
+def target(folder):
+    """A tiny ViT that tells them apart, with the names of both."""
+    target = timm_model(as_target=True)
+    session = Session(target, "DirectPaths")
+    with torch.no_grad():
+        seen = [session.decode(list_folder(folder / name))[1] for name in CLASSES]
+        cats, dogs = (target.embed(target.normalise(pixels)).mean(0) for pixels in seen)
+        head = nn.Linear(target.embed_dim, 2)
+        row = (dogs - cats) / (dogs - cats).norm() ** 2
+        head.weight.copy_(torch.stack([-row, row]))
+        head.bias.copy_(torch.tensor([1.0, -1.0]) * (row @ (cats + dogs)) / 2)
+    target = TargetModel(target, head=head).eval()
+    target.classes = list(CLASSES)
+    return target
+
+
+@pytest.fixture(scope="module")
+def audited(folder, target, tmp_path_factory):
+    output = tmp_path_factory.mktemp("audit")
+    return explainers.audit(folder, target, method="DirectPaths", labels="folder", groups=2, output=output), output
+
+
+def test_an_audit_of_a_folder_is_returned_and_written(audited, folder):
+    audit, output = audited
+    assert isinstance(audit, explainers.Audit) and audit.classes == list(CLASSES) and audit.shape == (4, 4)
+    assert audit.numbers["images"] == 2 * IMAGES and audit.numbers["accuracy"] == 1.0
+    assert audit.numbers["bytes"] == sum(file.stat().st_size for file in (output / "evidence").iterdir())
+    assert {group.class_index for group in audit.groups} == {0, 1}
+    assert audit.about["explainer"] == "DirectPaths"
+    assert Audit.load(output).groups == audit.groups
+    names = {example.name for group in audit.groups for example in group.examples}
+    page = (output / PAGE).read_text()
+    assert all(name in page for name in names)
+    assert names and names <= {file.relative_to(folder).as_posix() for file in folder.rglob("*.png")}
+
+
+def test_the_same_call_again_takes_the_stored_evidence(audited, folder, target, monkeypatch):
+    audit, output = audited
+    monkeypatch.setattr("explainers.auditing.store.take_evidence", None)
+    again = explainers.audit(folder, target, method="DirectPaths", labels="folder", groups=2, output=output)
+    assert again.groups == audit.groups
+
+
+def test_another_audit_in_the_folder_is_refused_with_what_differs(audited, folder, target):
+    _, output = audited
+    with pytest.raises(InputError, match="output .* holds another audit, which differs in images"):
+        explainers.audit(folder, target, method="DirectPaths", output=output)
+
+
+def test_the_other_processes_end_after_their_share(audited, folder, target, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as ended:
+        explainers.audit(folder, target, method="DirectPaths", labels="folder", output=audited[1])
+    assert not ended.value.code and "process 1: its evidence is in" in capsys.readouterr().err
+
+
+def test_folders_are_classes_by_name_by_wnid_or_in_order(folder, target, monkeypatch):
+    photos = list_folder(folder)
+    assert find_labels("folder", photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
+    monkeypatch.setattr(target, "classes", ["Dogs", "Cats"])
+    assert find_labels("folder", photos, target).tolist() == [1] * IMAGES + [0] * IMAGES
+    assert find_labels({"cats/00.png": "cats"}, photos, target).tolist() == [1] + [-1] * (2 * IMAGES - 1)
+    monkeypatch.setattr(target, "classes", ["n02127052", "Dogs"])  # a lynx
+    with pytest.raises(InputError, match=r'^labels="folder": expected images of the head\'s 2 classes .*cats, dogs'):
+        find_labels("folder", photos, target)
+    monkeypatch.setattr(target, "classes", [])
+    with pytest.warns(UserWarning, match="the order is taken as cats, dogs"):
+        assert find_labels("folder", photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
+
+
+def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
+    with pytest.raises(InputError, match=r'^labels="folder": expected a folder for each class, got 12 images'):
+        find_labels("folder", list_folder(folder / "cats"), target)
+    write_images(tmp_path / "cats", 0, count=2)
+    Image.new("RGB", (32, 32)).save(tmp_path / "beside.png")
+    with pytest.warns(UserWarning) as warned:
+        assert find_labels("folder", list_folder(tmp_path), target).tolist() == [-1, 0, 0]
+    lines = [str(warning.message) for warning in warned]
+    assert len(lines) == 2 and "1 image beside the folders" in lines[0] and "one class, cats" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "RISE"}, "^method RISE: expected an explainer with vectors"),
+        ({"groups": 10_000}, "^expected groups of at most .* got groups=10000"),
+        ({"labels": ["cats"]}, "classes= needs one class, or one for each of 24 images, got 1"),
+        ({"labels": "folders"}, "^labels='folders': expected \"folder\""),
+        ({"texts": ["grass"]}, "expected an image tower of CLIP or SigLIP"),
+        ({"masks": "nowhere"}, "got 'nowhere': there is no such file"),
+        ({"head": nn.Linear(7, 2)}, "expected a head for embeddings of width 24"),
+        ({"head": nn.Linear(24, 2), "score": "value"}, "an audit"),
+    ],
+)
+def test_bad_input_is_an_error_of_one_line(settings, message, folder, target, tmp_path):
+    with pytest.raises(InputError, match=message) as caught:
+        explainers.audit(folder, target, **{"method": "DirectPaths", "output": tmp_path} | settings)
+    assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / FILES[0]).exists()
+
+
+def test_a_head_of_another_backbone_and_folders_without_images_are_refused(folder, target, tmp_path):
+    other = timm_model(seed=1, as_target=True)
+    file = save_head(target.head, tmp_path / "head.safetensors", other.backbone_identity(), CLASSES)
+    with pytest.raises(InputError, match=f"expected {file} to be trained for the model"):
+        explainers.audit(folder, target, head=file)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="expected images below .*empty, got none"):
+        explainers.audit(tmp_path / "empty", target, method="DirectPaths")
+    with pytest.raises(InputError, match="00.png: expected a folder of images, got a file"):
+        explainers.audit(folder / "cats/00.png", target, method="DirectPaths")
+
+
+def test_patches_of_masks_are_on_the_object(folder, target, tmp_path):
+    session, photos = Session(target, "DirectPaths"), list_folder(folder)
+    mask = np.zeros((32, 32), dtype=np.uint8)
+    mask[8:16, 16:32] = mask[0:8, 0:3] = 1  # patches 6 and 7; less than half of patch 0
+    (tmp_path / "dogs").mkdir()
+    Image.fromarray(mask).save(tmp_path / "dogs/03.png")
+    with pytest.warns(UserWarning, match=r"no masks of 23 files \(00.png"):
+        inside = find_objects(tmp_path, photos, session, target.grid)
+    assert inside[IMAGES + 3].nonzero()[:, 0].tolist() == [6, 7] and inside.sum() == 23 * 16 + 2
+    with pytest.raises(InputError, match="expected masks with the names of the images, got none for 12 files"):
+        find_objects(tmp_path, list_folder(folder / "cats"), session, target.grid)
+
+
+@pytest.fixture
+def run(target, folder, monkeypatch, capsys):
+    """Run `explainers audit` with the small model: its exit status, and the lines of its output and of its errors."""
+    monkeypatch.setattr(audit_command, "model_and_methods", lambda options: (target, None, options.method))
+
+    def run(*words):
+        words = ["audit", str(folder), "--method", "DirectPaths", *map(str, words)]
+        monkeypatch.setattr(sys, "argv", ["explainers", *words])
+        status = command.main(words)
+        out, err = capsys.readouterr()
+        return status, out.splitlines(), err.splitlines()
+
+    return run
+
+
+def test_the_command_prints_groups_and_where_the_page_is(run, audited):
+    audit, output = audited
+    status, lines, errors = run("--output", output)
+    assert status == 1 and "--labels folder takes its folders as classes" in errors[0]
+    assert "holds another audit, which differs in images.labels" in errors[1]
+    status, lines, errors = run("--labels", "folder", "--groups", "2", "--output", output)
+    assert (
+        errors == [] and status == 0 and lines[0].startswith(f"24 images, 100.0% predicted right: {audit.conclude()}")
+    )
+    rows = [line.split()[:2] for line in lines if line.split()[:1] and line.split()[0].isdecimal()]
+    assert ["0", CLASSES[audit.groups[0].class_index]] in rows
+    assert f"{output / PAGE} shows the groups in the photos; {output / FILES[0]} has all numbers" in lines
+    assert json.loads((output / FILES[0]).read_text())["about"]["command"][:2] == ["explainers", "audit"]
+
+
+def test_without_writes_a_head_that_explains(run, audited, folder, target):
+    audit, output = audited
+    status, lines, errors = run("--output", output, "--without", "0")
+    assert status == 0 and errors == [] and lines[0].startswith("strength  reliance on the groups")
+    assert sum(line.endswith("<- chosen") for line in lines) == 1
+    assert "same class predicted: " in lines[-3] and lines[-1].endswith(
+        f"explainers serve --head {output / HEAD} --method DirectPaths --audit {output}"
+    )
+    repaired = audit.without([0])
+    after = TargetModel(target, head=output / HEAD)
+    assert torch.equal(after.head.weight, repaired.head.weight) and after.classes == list(CLASSES)
+    assert not torch.equal(after.head.weight, target.head.weight)
+    assert explainers.explain(folder / "cats/00.png", after, method="DirectPaths").heatmap.shape == (4, 4)
+    assert str(audit.report_card(repaired)) in "\n".join(lines)
+
+
+def test_without_needs_an_audit_of_this_model_and_folder_and_groups_that_are_there(run, audited, folder, tmp_path):
+    _, output = audited
+    for words, message in (
+        (["--output", output, "--without", "99"], "--without: expected numbers of groups from 0 to 3, got 99"),
+        (["--output", tmp_path, "--without", "3", "7"], "--without 3 7: expected the folder of an audit, got"),
+    ):
+        status, lines, errors = run(*words)
+        assert status == 1 and lines == [] and len(errors) == 1 and errors[0].startswith(f"explainers: {message}")
+    write_images(tmp_path / "others", 0, count=2)
+    session = start_session(audited[0].session.target, "DirectPaths")
+    with pytest.raises(InputError, match="holds another audit, which differs in images"):
+        open_audit(session, tmp_path / "others", output)
+
+
+def test_no_suspicious_group_is_said_plainly(audited, capsys):
+    groups = [replace(group, suspicion=0.1) for group in audited[0].groups]
+    audit_command.print_groups(replace(audited[0], groups=groups))
+    assert "no suspicious group among 4" in capsys.readouterr().out
+    audit_command.print_groups(replace(audited[0], groups=[replace(groups[0], suspicion=0.7, reasons=("a logo",))]))
+    lines = capsys.readouterr().out.splitlines()
+    assert "       - a logo" in lines and "no suspicious" not in lines[0]
