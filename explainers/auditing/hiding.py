@@ -40,11 +40,6 @@ class Hiding:
     difference: Effect
     flipped: float
 
-    @property
-    def causal(self) -> bool:
-        """Whether hiding the group costs more than chance, by two standard errors."""
-        return self.difference.mean > 2 * self.difference.error
-
 
 def hide(
     target: TargetModel,

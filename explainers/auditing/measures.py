@@ -45,7 +45,7 @@ def measure_groups(
         hidden: number of images of each group whose patches are hidden; 0 for none.
         passes: if all groups need more forward passes, those that are the most suspicious without hiding are measured.
         removal: what replaces hidden patches.
-        on_object: which patches lie on the object, see `inside_masks` and `inside_text`; `None` if it is not known.
+        on_object: which patches lie on the object, such as `inside_masks`; `None` if it is not known.
         seed: of the images and of the random patches.
 
     Returns:

@@ -26,7 +26,7 @@ def suspect(group: Group, name: str, difference: Effect | None, usual: Usual) ->
     """Compute the suspicion of a group, and the reasons: causal · (aside + betrays) / 2.
 
     - causal: the prediction hangs on the group: 1 − exp(−d), where hiding it costs d log-odds more than hiding random
-      patches; 0 unless d is above two standard errors, and 1/2 if it was not measured.
+      patches, less a standard error; at least 0, and 1/2 if it was not measured.
     - aside: it is not the object: the share of its patches off the object where that is known, otherwise
       1 / (1 + r²), where its patches lie r times as often in the centre as those of all groups.
     - betrays: it goes with the class, not with what the class is: the larger of the accuracy that images of the class
@@ -58,7 +58,7 @@ def suspect(group: Group, name: str, difference: Effect | None, usual: Usual) ->
         )
     if aside >= TOLD["aside"]:
         reasons.append(_tell_place(group, usual))
-    if group.hidden and group.random and causal:
+    if group.hidden and group.random and difference and is_causal(difference):
         costs = [f"{effect.mean:.1f} ± {effect.error:.1f}" for effect in (group.hidden, group.random)]
         reasons.append(f"hiding it costs {costs[0]} log-odds, as many random patches {costs[1]}")
     return causal * (aside + betrays) / 2, tuple(reasons)
@@ -73,7 +73,7 @@ def causal_part(difference: Effect | None) -> float:
     """How much predictions hang on a group, see `suspect`."""
     if difference is None:
         return 0.5
-    return 1 - math.exp(-difference.mean) if is_causal(difference) else 0.0
+    return 1 - math.exp(-max(difference.mean - difference.error, 0.0))
 
 
 def aside_part(group: Group, usual: Usual) -> float:

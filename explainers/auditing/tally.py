@@ -56,11 +56,9 @@ class Tally:
     Attributes:
         predicted: images of which each class is predicted, (K,).
         labelled: images with each label, (K,); `right` those that are predicted so.
-        wrong: images of which each class is predicted wrongly, (K,).
         totals: positive evidence for each class in images of which it is predicted, (K,).
         evidence: that of the patches of each group, (G,).
         images: images of which the group's class is predicted and that have the group, (G,).
-        images_wrong: those among them with another label, (G,).
         labelled_with: images with the group's class as label that have the group, (G,); `right_with` those that are
             predicted right.
         positions: patches of each group at each place, (G, N).
@@ -78,8 +76,8 @@ class Tally:
         self.seed = seed
         self.knows_object = False
         groups = len(centres.classes)
-        self.predicted, self.labelled, self.right, self.wrong, self.totals = torch.zeros(5, num_classes).double()
-        self.evidence, self.images, self.images_wrong = torch.zeros(3, groups).double()
+        self.predicted, self.labelled, self.right, self.totals = torch.zeros(4, num_classes).double()
+        self.evidence, self.images = torch.zeros(2, groups).double()
         self.labelled_with, self.right_with, self.own, self.outside = torch.zeros(4, groups).double()
         self.positions = torch.zeros(groups, num_patches).double()
         self.sources: list[Counter[str]] = [Counter() for _ in range(groups)]
@@ -101,11 +99,10 @@ class Tally:
         evidence = zeros.scatter_add(1, members, amounts)
         has, own = counts >= PRESENT, predicted[:, None] == self.centres.classes
         wrong, labelled = (labels >= 0) & (labels != predicted), labels[:, None] == self.centres.classes
-        self._add_classes(labels, predicted, wrong, shard.totals)
+        self._add_classes(labels, predicted, shard.totals)
         self.knows_object = on_object is not None
         self.evidence += (evidence * own).sum(0)
         self.images += (has & own).sum(0)
-        self.images_wrong += (has & own & wrong[:, None]).sum(0)
         self.labelled_with += (has & labelled).sum(0)
         self.right_with += (has & labelled & own).sum(0)
         self.own += (counts * own).sum(0)
@@ -117,12 +114,11 @@ class Tally:
         if sources is not None:
             self._add_sources(shard, has & own, sources)
 
-    def _add_classes(self, labels: Tensor, predicted: Tensor, wrong: Tensor, totals: Tensor) -> None:
+    def _add_classes(self, labels: Tensor, predicted: Tensor, totals: Tensor) -> None:
         def count(classes: Tensor) -> Tensor:
             return classes.bincount(minlength=len(self.predicted))
 
         self.predicted += count(predicted)
-        self.wrong += count(predicted[wrong])
         self.labelled += count(labels[labels >= 0])
         self.right += count(labels[labels == predicted])
         self.totals.index_add_(0, predicted, totals.double())
@@ -141,7 +137,7 @@ class Tally:
         luck = uniform(shard.numbers.long(), self.seed).tolist()
 
         def take(kept: list[Candidate], key: tuple[float, ...], row: int, group: int, most: int) -> None:
-            if len(kept) == most > 0 and kept[-1].key <= key:
+            if not most or (len(kept) == most and kept[-1].key <= key):
                 return
             patches = shard.patches[row][members[row] == group].tolist()
             about = int(shard.numbers[row]), int(shard.labels[row]), int(shard.predicted[row])

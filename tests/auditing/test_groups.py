@@ -130,11 +130,10 @@ def slow_numbers(evidence, model, centres, group):
             numbers["own"] += len(own)
             numbers["evidence"] += sum(max(float(v @ vectors[p]), 0) for p in own)
             numbers["images"] += has
-            numbers["images_wrong"] += has and label not in (of, -1)
     return numbers
 
 
-NUMBERS = "labelled_with", "right_with", "outside", "own", "evidence", "images", "images_wrong"
+NUMBERS = "labelled_with", "right_with", "outside", "own", "evidence", "images"
 
 
 def test_sums_are_those_of_loops_in_shards_of_any_size(model):

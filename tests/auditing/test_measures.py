@@ -118,12 +118,13 @@ def numbers(audited, **changes):
 
 def test_suspicion_follows_its_formula(audited):
     causal, usual = Effect(2.0, 0.5, 9), Usual(centre=1.0)
-    part = 1 - math.exp(-2.0)
+    part = 1 - math.exp(-1.5)
     plain = numbers(audited)
     assert suspect(plain, "cat", causal, usual)[0] == pytest.approx(part * 0.25)
     assert suspect(plain, "cat", None, usual)[0] == pytest.approx(0.5 * 0.25)
-    assert suspect(plain, "cat", Effect(2.0, 1.1, 9), usual) == (0.0, ())
-    assert suspect(plain, "cat", Effect(-2.0, -1.5, 9), usual)[0] == 0.0
+    assert suspect(plain, "cat", Effect(1.0, 1.1, 9), usual) == (0.0, ())
+    assert suspect(plain, "cat", causal, usual)[1][0].startswith("hiding it costs")
+    assert suspect(plain, "cat", Effect(2.0, 1.1, 9), usual)[1] == ()  # not by two standard errors
     aside = numbers(audited, places={"border": 3.0, "centre": 0.5})
     suspicion, reasons = suspect(aside, "cat", causal, usual)
     assert suspicion == pytest.approx(part * 0.8 / 2)
