@@ -330,27 +330,31 @@ def mean_error(values: Sequence[float | None]) -> str:
     known = torch.tensor([value for value in values if value is not None], dtype=torch.float64)
     if not len(known):
         return "none"
-    error = f" ± {known.std() / len(known) ** 0.5:.3f}" if len(known) > 1 else ""
-    return f"{known.mean():.3f}{error}" + f" ({len(known)} of {len(values)})" * (len(known) < len(values))
+    missing = f" ({len(known)} of {len(values)})" * (len(known) < len(values))
+    return f"{known.mean():.3g} ± {known.std() / len(known) ** 0.5:.2g}{missing}"
 
 
 def tabulate(records: Sequence[dict[str, Any]]) -> str:
-    """Write two tables of each backbone, fault and correlation: groups, and accuracies on same / swapped photos."""
+    """Write three tables of the means over draws: groups, accuracies of heads, and accuracies of strengths."""
     cases = defaultdict(list)
     for record in records:
-        cases[record["backbone"], record["fault"], record["correlation"]].append(record)
-    lines = ["| Backbone | Fault | % | Method | Groups | Rank | Purity | Recall | Area |", "| --- " * 9 + "|"]
-    prices = ["| Backbone | Fault | % | Head | Same | Swapped |", "| --- " * 6 + "|"]
-    for key, found in cases.items():
-        title = " | ".join(map(str, key))
-        for method in found[0].get("groups", {}):
-            judged = [record["groups"][method] for record in found]
-            cells = [mean_error([each[name] for each in judged]) for name in JUDGED]
+        cases[f"{record['backbone']} | {record['fault']} | {record['correlation']}"].append(record)
+    lines = [f"| Backbone | Fault | % | Method | {' | '.join(JUDGED)} |", "| --- " * 9 + "|"]
+    for title, found in cases.items():
+        for method in found[0]["groups"]:
+            cells = [mean_error([record["groups"][method][name] for record in found]) for name in JUDGED]
             lines.append(f"| {title} | {method} | {' | '.join(cells)} |")
-        for name in found[0].get("accuracy", {}):
-            cells = [mean_error([each["accuracy"][name][of] for each in found]) for of in ("same", "swapped")]
-            prices.append(f"| {title} | {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *prices])
+    for strengths in (False, True):
+        heads = {name for record in records for name in record["accuracy"] if name.startswith("strength") == strengths}
+        names = sorted(heads, key=lambda name: [*records[0]["accuracy"]].index(name))
+        lines += ["", f"| Backbone | Fault | % | {' | '.join(names)} |", "| --- " * (3 + len(names)) + "|"]
+        for title, found in cases.items():
+            cells = []
+            for name in names:
+                known = [each["accuracy"][name] for each in found if name in each["accuracy"]]
+                cells.append(" / ".join(mean_error([each[of] for each in known]) for of in ("same", "swapped")))
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
