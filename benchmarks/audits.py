@@ -72,14 +72,14 @@ class Draw(NamedTuple):
 def draw_photos(correlation: float, seed: int) -> Draw:
     """Draw photos; the variant agrees with the class in exactly this share of each class to fit, and to audit."""
     order = torch.randperm(POOL, generator=torch.Generator().manual_seed(seed))
-    parts = order.split([FIT, AUDIT, POOL - FIT - AUDIT])
+    fit, audit, rest = order.split([FIT, AUDIT, POOL - FIT - AUDIT])
     variants = torch.zeros(POOL, dtype=torch.long)
-    for part in parts:
+    for part in (fit, audit, rest):
         for label in (0, 1):
             members = part[part % 2 == label]
             agreeing = torch.arange(len(members)) < round(correlation * len(members))
             variants[members] = torch.where(agreeing, label, 1 - label)
-    return Draw(*parts, variants)
+    return Draw(fit, audit, rest, variants)
 
 
 def fit_head(embeddings: Tensor, labels: Tensor) -> nn.Linear:
