@@ -31,6 +31,9 @@ from explainers.app.session import Session
 from explainers.auditing.evidence import take_evidence
 from explainers.auditing.store import EvidenceStore
 
+WARM = 3
+"""Number of batches that are not counted: the first ones get their memory from the system, which takes time."""
+
 FEW = 160
 """Number of images of the runs that are killed or shared, and of their shards a quarter."""
 
@@ -47,17 +50,19 @@ def copies(folder: str, count: int) -> list[Photo]:
 @torch.no_grad()
 def compare_times(session: Session, photos: Sequence[Photo], strongest: int) -> dict[str, float]:
     """Milliseconds of the processor for each image: of decoding, plain inference, and evidence."""
-    names = "decoding", "plain", "evidence"
-    taken = dict.fromkeys(names, 0.0)
+    taken = {"decoding": 0.0, "plain": 0.0, "evidence": 0.0}
+    count = -(-len(photos) // session.batch_size)
+    images = len(photos) - WARM * session.batch_size
 
     def measure(name: str, call: Callable[[], Any]) -> Any:
         start = time.process_time()
         result = call()
-        taken[name] += 1e3 * (time.process_time() - start) / len(photos)
+        if number >= WARM:
+            taken[name] += 1e3 * (time.process_time() - start) / images
         return result
 
     batches = iter(make_source(session, photos, torch.full((len(photos),), -1)).batches(range(len(photos))))
-    for number in range(-(-len(photos) // session.batch_size)):
+    for number in range(count):
         pixels, numbers = measure("decoding", lambda: next(batches))
         labels = torch.full((len(numbers),), -1)
         calls: list[tuple[str, Callable[[], Any]]] = [

@@ -4,7 +4,9 @@ The controller of pytest-xdist reads this file before it starts the processes th
 takes seconds to import is imported where it is used.
 """
 
+import atexit
 import gc
+import logging
 import os
 import signal
 from collections import defaultdict
@@ -116,15 +118,15 @@ def own_cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def unfrozen():
-    """Free at the end what is left; nanobind reports what is not freed."""
+def collecting():
+    """Collect garbage, but not in what is imported, which takes seconds; at exit, nanobind reports what is left."""
+    gc.freeze()
     gc.enable()
-    yield
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def frozen(unfrozen):
+def frozen(collecting):
     """Hide what is imported, and what earlier tests keep, from the garbage collector, which then is faster."""
     gc.collect()
     gc.freeze()
@@ -145,6 +147,17 @@ def signals_restored():
     yield
     for number, handler in earlier.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def root_logger_restored():
+    """Restore the logger that Hydra configures for the whole process: the level that it leaves hides warnings."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    if root.level != level:
+        root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture

@@ -36,8 +36,13 @@ def be_new():
 def run_program(program, overrides, folder):
     """`python train.py *overrides`, in a fork."""
     os.chdir(ROOT)
-    sys.argv = [program, *overrides, f"hydra.run.dir={folder}"]
-    runpy.run_path(program, run_name="__main__")
+    run_as_main(program, *overrides, f"hydra.run.dir={folder}")
+
+
+def run_as_main(program, *arguments):
+    """`python <program> *arguments`."""
+    sys.argv = [str(program), *arguments]
+    runpy.run_path(str(program), run_name="__main__")
 
 
 def run_in_session(work, log, prepare):
@@ -172,5 +177,4 @@ def act_as_rank(program, *arguments):
     """One of the processes that torchrun starts."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a new process
     rank_zero_only.rank = int(os.environ["RANK"])  # Lightning asks the environment when it is imported
-    sys.argv = [program, *arguments]
-    runpy.run_path(program, run_name="__main__")
+    run_as_main(program, *arguments)

@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from explainers.app.audits import PAGE, audit_folder, open_audit, start_session
+from explainers.app.audits import PAGE, PASSES, audit_folder, open_audit, start_session
 from explainers.app.command import print_error
 from explainers.app.explain_command import check_writable, command_to_serve
 from explainers.app.options import choose_device, model_and_methods
@@ -16,6 +16,9 @@ from explainers.saved.files import printable
 
 HEAD = "head.safetensors"
 """The repaired head in the folder of an audit."""
+
+LOSS = 0.02
+"""Fall of the accuracy above which a repair says what to do."""
 
 SHOWN = 10
 """Suspicious groups that are printed."""
@@ -44,8 +47,12 @@ def audit(options: Namespace) -> None:
     if options.labels is None and any(entry.is_dir() for entry in options.folder.iterdir()):
         print_error(f"{options.folder}: no accuracy without labels; --labels folder takes its folders as classes")
     command = ["explainers", *sys.argv[1:]]
-    chosen = options.labels, options.output, options.texts, options.masks, options.groups
-    found = audit_folder(session, options.folder, *chosen, command)
+    chosen = options.labels, options.output, options.texts, options.masks, options.groups, options.passes or PASSES
+    try:
+        found = audit_folder(session, options.folder, *chosen, command)
+    except KeyboardInterrupt as stopped:
+        stopped.add_note(f"- the same command goes on with the evidence in {options.output}")
+        raise
     print_groups(found)
     page, numbers = options.output / PAGE, options.output / FILES[0]
     print(f"\n{page} shows the groups in the photos; {numbers} has all numbers")
@@ -61,16 +68,24 @@ def write_repair(session: Session, options: Namespace) -> None:
     except InputError as error:
         typed = " ".join(map(str, options.without))
         raise InputError(f"--without {typed}: {error}; audit first, without this option") from error
-    repaired = found.without(options.without)
+    repaired = found.without(options.without, options.strength)
     file = repaired.save(options.output / HEAD)
-    print("strength  reliance on the groups  same class predicted  accuracy  with the groups  without")
+    if repaired.curve:
+        print("strength  reliance on the groups  same class predicted  accuracy  with the groups  without")
     for price in repaired.curve:
         shares = [price.accuracy, price.accuracy_with, price.accuracy_without]
         written = ["-" if share is None else f"{share:.1%}" for share in shares]
         chosen = "  <- chosen" * (price.strength == repaired.strength)
         row = f"{price.strength:8g}  {price.reliance:22.3f}  {price.agreement:20.1%}"
         print(f"{row}  {written[0]:>8}  {written[1]:>15}  {written[2]:>7}{chosen}")
-    print(f"\n{found.report_card(repaired)}\n")
+    card = found.report_card(repaired)
+    print(f"\n{card}\n")
+    before, after = card.accuracy
+    if before is not None and after is not None and before - after > LOSS:
+        print_error(
+            f"--without: the accuracy falls by {before - after:.1%} on these images, of which some may have been right"
+            f" by this alone: judge it on images without the fault; --strength below {repaired.strength:g} takes less"
+        )
     options.head = str(file)
     shown = shlex.join(["--audit", str(options.output)])
     print(f"{file} has the head. Next: explain images with it: {command_to_serve(options)} {shown}")

@@ -26,7 +26,7 @@ from explainers.app.photos import Photo
 from explainers.app.session import Session
 from explainers.auditing.audit import Audit, Group
 from explainers.auditing.evidence import check_classes
-from explainers.auditing.groups import Centres, find_groups
+from explainers.auditing.groups import Centres, compare_groups, find_groups
 from explainers.auditing.measures import measure_groups
 from explainers.auditing.repair import Repair, repair
 from explainers.auditing.report_card import ReportCard, grade_heads
@@ -43,6 +43,9 @@ from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity
 from explainers.saved.records import devices, versions
 from explainers.saved.weights import name_difference
+
+PASSES = 20_000
+"""Forward passes that hide patches: some minutes of a small model on a processor."""
 
 PAGE = "audit.html"
 """The page in the folder of an audit."""
@@ -90,6 +93,7 @@ def audit(
     texts: Sequence[str] | None = None,
     masks: str | Path | None = None,
     groups: int | None = None,
+    passes: int = PASSES,
     batch_size: int | None = None,
     image_size: ImageSize | None = None,
     white: White = None,
@@ -114,6 +118,7 @@ def audit(
         texts: what groups may show; they are named by the most similar one. The model has to be of CLIP or SigLIP.
         masks: folder of masks of the objects, with the names of the images, of which some patches may lie elsewhere.
         groups: number of groups of each class; `None` chooses it.
+        passes: about the largest number of forward passes that hide patches, of the most suspicious groups first.
         batch_size: number of images that are explained at once.
 
     Returns:
@@ -127,7 +132,7 @@ def audit(
         model, weights, score = TargetModel(as_target(model, weights), head, score), None, None
     session = start_session(model, method, weights, device, batch_size, image_size, white, bands, score)
     command = ["explainers", "audit", str(folder), "--model", session.target.name, "--output", str(output)]
-    return audit_folder(session, folder, labels, output, texts, masks, groups, command)
+    return audit_folder(session, folder, labels, output, texts, masks, groups, passes, command)
 
 
 def start_session(
@@ -149,10 +154,9 @@ def start_session(
     check_classes(session.target)
     if not isinstance(session.explainer, VectorExplainer):
         raise InputError(
-            f"method {session.method}: expected an explainer with vectors of patches for an audit, which"
-            f" {session.target.name} has not with it: take {VECTORS}"
+            f"method {session.method}: expected an explainer with vectors of patches, which an audit needs: take"
+            f" {VECTORS}"
         )
-    print_once(f"{session.target.name}: evidence by {session.method}")
     return session
 
 
@@ -164,6 +168,7 @@ def audit_folder(
     texts: Sequence[str] | None = None,
     masks: str | Path | None = None,
     groups: int | None = None,
+    passes: int = PASSES,
     command: Sequence[str] = (),
 ) -> FolderAudit:
     """Audit the model of a session from `start_session`, with the arguments of `audit`; `command` repeats this."""
@@ -176,18 +181,21 @@ def audit_folder(
     explainer: Any = session.explainer
     grid, store = explainer.grid, EvidenceStore(output)
     objects = find_objects(masks, photos, session, grid) if masks else None
+    print_once(f"{session.target.name}: evidence by {session.method}")
     with session.computing():
         if not store.collect(explainer, source):
             print(f"process {process_number()[0]}: its evidence is in {output}; process 0 goes on", file=sys.stderr)
             sys.exit()
-        centres = find_groups(store, session.target, groups)
+        centres, others = (find_groups(store, session.target, groups, seed=seed) for seed in (0, 1))
+        stability = compare_groups(next(store.shards()), centres, others)
         on_object = None if objects is None else inside_masks(objects)
         of_images = store, session.target, grid, centres, names, classes, read
-        found, centres = measure_groups(*of_images, on_object=on_object)
+        found, centres = measure_groups(*of_images, passes=passes, on_object=on_object)
         if texts:
             found = name_groups(found, centres, session, texts)
     about = describe(session, store, command)
-    audit = FolderAudit(found, classes, count_images(store), grid.shape, about, centres, session, photos, store)
+    numbers = count_images(store) | {"stability": stability}
+    audit = FolderAudit(found, classes, numbers, grid.shape, about, centres, session, photos, store)
     audit.save(output)
     write_atomically(Path(output) / PAGE, audit_html(audit, Pictures(session, photos)))
     return audit
@@ -210,7 +218,7 @@ def open_audit(session: Session, folder: str | Path, output: str | Path) -> Fold
 
 
 def count_images(store: EvidenceStore) -> dict[str, Any]:
-    """What is known of all images, see `Audit`."""
+    """Count images, those that are predicted right, stored patches and bytes, see `Audit`."""
     images = labelled = right = patches = 0
     for shard in store.shards():
         images += len(shard.numbers)

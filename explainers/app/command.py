@@ -359,12 +359,16 @@ def _add_audit(commands: Any, parents: list[Parser]) -> None:
         "--groups", type=parse_positive, metavar="K", help="groups of each class (default: chosen for each class)"
     )
     add.add_argument(
+        "--passes", type=parse_positive, metavar="N", help="forward passes that hide patches (default: 20000)"
+    )
+    add.add_argument(
         "--without",
         type=parse_number,
         nargs="+",
         metavar="GROUP",
         help="after an audit: write a head that relies less on these groups, by their numbers",
     )
+    add.add_argument("--strength", type=float, metavar="X", help="of this repair (default: the least reliance)")
     add.add_argument(
         "--output", type=parse_path, default="audit", metavar="FOLDER", help="of this audit alone (default: audit)"
     )

@@ -22,8 +22,8 @@ from explainers.runtime.progress import advance, show_passes
 from explainers.sampling import uniform
 from explainers.saved.identity import Identity
 
-STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Strengths among which `repair` chooses."""
+STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Strengths among which `repair` chooses. A class of a thousand needs a small one, one of two a large one."""
 
 RIDGE = 1e-3
 """Share of the mean second moment that is added to all directions, for those that no other patch has."""
@@ -211,13 +211,13 @@ def check_groups(groups: Sequence[int], count: int) -> None:
 
 def choose_strength(curve: Sequence[Price]) -> float:
     """The strength with the smallest reliance; an InputError if that is 0, the head as it is."""
-    best = min(curve, key=lambda price: price.reliance).strength
-    if best == 0:
+    best = min(curve, key=lambda price: price.reliance)
+    if best.strength == 0:
         raise InputError(
-            "without: expected groups on which a repair makes the head rely less, got none at any strength: take"
-            " others, or give strength=1"
+            "without: expected groups on which a repair makes the head rely less, got a reliance of"
+            f" {best.reliance:.3f} as it is, and more at any strength: take others besides, or give strength=1"
         )
-    return best
+    return best.strength
 
 
 class Members:

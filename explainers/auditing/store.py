@@ -83,8 +83,11 @@ def describe_explainer(explainer: Any) -> Identity:
 
 
 def process_number() -> tuple[int, int]:
-    """The number of this process, from 0, and how many torchrun or SLURM has started; (0, 1) without them."""
-    for number, count in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
+    """The number of this process, from 0, and how many torchrun or srun has started; (0, 1) without them.
+
+    A batch script of SLURM has SLURM_NTASKS, too, but runs once.
+    """
+    for number, count in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         if number in os.environ and count in os.environ:
             return int(os.environ[number]), int(os.environ[count])
     return 0, 1

@@ -122,7 +122,8 @@ def load_head(path: str | Path) -> tuple[nn.Module, Identity]:
     identity, weights = read_weights(path, "a linear head")
     check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
     if {"weight", "scale"} <= weights.keys() <= {"weight", "scale", "projection", "bias"}:
-        return ProjectedHead(**(weights | {"scale": weights["scale"].item()})), identity
+        scale = weights["scale"].item()
+        return ProjectedHead(weights["weight"], weights.get("projection"), True, scale, weights.get("bias")), identity
     if weights.keys() != {"weight", "bias"}:
         raise InputError(f"expected weight and bias of a linear head in {path}, got {', '.join(weights)}")
     classes, width = weights["weight"].shape

@@ -34,12 +34,14 @@ def audit_html(audit: Audit, photos: Mapping[int, Tensor]) -> str:
     shown = _choose_examples(audit, photos)
     places = {example.number: place for place, example in enumerate(shown)}
     groups = [_group(group, places) for group in audit.groups]
+    command = shlex.join(audit.about["command"])
+    notes = audit.about | {"command": command} | audit.numbers
     content = {
         "title": f"Audit of {audit.about['model']}",
         "summary": summarise_audit(audit),
         "measured": _measured(audit.numbers, groups),
-        "notes": [[name, _written(value)] for name, value in (audit.about | audit.numbers).items()],
-        "command": shlex.join(audit.about["command"]),
+        "notes": [[name, _written(value)] for name, value in notes.items()],
+        "command": command,
         "classes": audit.classes,
         "shape": list(audit.shape),
         "threshold": SUSPICIOUS,
@@ -60,7 +62,8 @@ def summarise_audit(audit: Audit) -> str:
     classes = len({group.class_index for group in audit.groups})
     start = f"{_count(len(audit.groups), 'group')} in {_count(classes, 'class', 'classes')}; "
     if not suspicious:
-        return f"{start}no group is suspicious."
+        most = f": the most is {audit.groups[0].suspicion:.2f}, of group 0" if audit.groups else ""
+        return f"{start}no group is suspicious{most}."
     number = len(audit.suspicious)
     named = [_named(several, audit.classes[y]) for y, several in [*suspicious.items()][:NAMED]]
     if more := len(suspicious) - len(named):

@@ -53,30 +53,32 @@ def direct_paths(
         functionals: v, (B, V, D).
         heads: pairs (block, head) whose paths are summed; `None` for all.
     """
+    prefix = num_prefix_tokens(target)
     paths = []
-    for layer, carried in zip(record.blocks, carry_values(target, record, heads), strict=True):
+    for layer, row, values in zip(record.blocks, read_rows(target, record, heads), record.values, strict=True):
+        carried = values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]  # (B, N, A, d)
         projection = head_projections(target, layer).movedim(0, -1)  # (A, d, D)
         written = project_into_embedding(target, projection).to(carried.dtype).flatten(0, 1)
-        paths.append(carried @ (written if functionals is None else written @ functionals.mT.to(carried.dtype)))
+        written = written if functionals is None else written @ functionals.mT.to(carried.dtype)
+        paths.append(carried.flatten(2) @ written)
     return torch.stack(paths, 1)
 
 
-def carry_values(
+def read_rows(
     target: TargetModel, record: Record, heads: Collection[tuple[int, int]] | None = None
 ) -> Iterator[Tensor]:
-    """Compute Σ_r w_r A^h_rz v^h_z of each recorded block, (B, N, A d): the values that heads h carry from patches z.
+    """Compute Σ_r w_r A^h_rz of each recorded block, (B, A, N): how much of the value of patch z the embedding reads.
 
-    They come to the tokens r that the embedding reads, with their weights w_r of `read_factors`. The arguments are
-    those of `direct_paths`.
+    It reads tokens r with the weights w_r of `read_factors`. The arguments are those of `direct_paths`.
     """
     prefix = num_prefix_tokens(target)
-    rows = read_factors(target, record.final)
-    for layer, attention, values in zip(record.blocks, record.attention, record.values, strict=True):
-        row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)[..., prefix:]
+    factors = read_factors(target, record.final)
+    for layer, attention in zip(record.blocks, record.attention, strict=True):
+        row = torch.einsum("br,bhrt->bht", factors.to(attention.dtype), attention)[..., prefix:]
         if heads is not None:
             chosen = [(layer, head) in heads for head in range(row.shape[1])]
             row = row * torch.tensor(chosen, device=row.device)[:, None]
-        yield (values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]).flatten(2)
+        yield row
 
 
 @torch.no_grad()
@@ -87,10 +89,8 @@ def head_paths(target: TargetModel, record: Record, functionals: Tensor) -> Tens
     few functionals are cheap.
     """
     prefix = num_prefix_tokens(target)
-    rows = read_factors(target, record.final)
     paths = []
-    for layer, attention, values in zip(record.blocks, record.attention, record.values, strict=True):
-        row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)[..., prefix:]
+    for layer, row, values in zip(record.blocks, read_rows(target, record), record.values, strict=True):
         projection = project_into_embedding(target, head_projections(target, layer).movedim(0, -1))  # (A, d, D)
         read = torch.einsum("bvc,hdc->bhdv", functionals.to(projection.dtype), projection)
         paths.append((values[:, :, prefix:] @ read.to(values.dtype)) * row[..., None])

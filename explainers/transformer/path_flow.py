@@ -31,12 +31,11 @@ from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.transformer.blocks import find_blocks, head_projections, layer_scale, num_prefix_tokens
 from explainers.transformer.direct_paths import (
-    carry_values,
     check_direct,
     direct_paths,
     inverse_scale,
     project_into_embedding,
-    read_factors,
+    read_rows,
     read_tokens,
 )
 from explainers.transformer.recording import Record, attach_record, attention_scores
@@ -54,6 +53,7 @@ class FlowRecord(Record):
         values: value vectors of each block, (B, A, T, d).
         class_tokens: the first token between attention and MLP, (B, D).
         transitions: diag(1 − s) + diag(s) Ā of each block but the last, (B, N, N).
+        mlps: factors of the Jacobian of each block's MLP, see `linearise_mlps`.
     """
 
     def __init__(self, target: TargetModel, blocks: Sequence[int]) -> None:
@@ -61,6 +61,7 @@ class FlowRecord(Record):
         self.prefix = num_prefix_tokens(target)
         self.class_tokens: list[Tensor] = []
         self.transitions: list[Tensor] = []
+        self.mlps: list[tuple[Tensor, Tensor, Tensor]] = []
         self.tokens = self.between = torch.empty(0)  # of the running block: its input, and attention between patches
 
     def enter_block(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -81,6 +82,7 @@ class FlowRecord(Record):
         if self.rows is None or self.entered - 1 not in self.blocks[:-1]:
             return super()._attend(q, k, v, attn_mask, *args, **options)
         weights = attention_scores(q, k, attn_mask, options.get("scale")).softmax(-1).to(v.dtype)
+        v = v.contiguous()  # once, for this product and for those of the paths
         self.attention.append(weights[:, :, self.rows(q.shape[2])])
         self.values.append(v)
         heads = weights[:, :, self.prefix :, self.prefix :].unbind(1)
@@ -176,18 +178,21 @@ def sum_paths(
     Returns:
         (B, P, D).
     """
-    flows = isinstance(record, FlowRecord)
-    through_mlps = flows and has_mlp_paths(target, record.blocks)
-    dtype, blocks = record.values[0].dtype, find_blocks(target)
+    flow = record if isinstance(record, FlowRecord) else None
+    mlps = linearise_mlps(target, flow) if flow and has_mlp_paths(target, record.blocks) else []
+    dtype = record.values[0].dtype
     own = F.one_hot(patches, count_patches(target, record)).to(dtype)
     share, total = torch.zeros_like(own), torch.zeros((), dtype=dtype)
-    for i, carried in enumerate(carry_values(target, record, heads)):
-        share = share @ record.transitions[i - 1].mT if flows and i else torch.zeros_like(own)
+    prefix = num_prefix_tokens(target)
+    for i, row in enumerate(read_rows(target, record, heads)):
+        share = share @ flow.transitions[i - 1].mT if flow and i else torch.zeros_like(own)
         share = share + (own if weights is None else own * weights[..., i, None].to(dtype))  # of each patch, (B, P, N)
-        total = total + (share @ carried) @ head_projections(target, record.blocks[i]).flatten(1).to(dtype).mT
-        if through_mlps:
-            write, slope, read = linearise_mlp(blocks[record.blocks[i]], record.class_tokens[i], dtype)
-            total = total + ((total @ read.mT) * slope[:, None]) @ write
+        mixed = (share[:, None] * row[:, :, None]) @ record.values[i][:, :, prefix:]  # of each head, (B, A, P, d)
+        projection = head_projections(target, record.blocks[i]).flatten(1).to(dtype)
+        total = total + mixed.transpose(1, 2).flatten(2) @ projection.mT
+        if mlps:
+            write, slope, read = mlps[i]
+            total = total + (total @ read.mT).mul_(slope[:, None]) @ write
     return project_into_embedding(target, total)
 
 
@@ -211,25 +216,37 @@ def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
 @torch.no_grad()
 def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | None = None) -> list[Tensor]:
     """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z, (B, N, D), or v · r_lz, (B, N, V), for each block l."""
-    final, dtype = record.final, record.values[0].dtype
-    of_output = project_into_embedding(target, torch.eye(final.shape[-1], device=final.device)).mT
-    factor = read_factors(target, final).sum(1)  # of the one token
-    of_output = of_output if functionals is None else functionals.to(of_output.dtype) @ of_output
-    jacobian = (factor[:, None, None] * of_output).to(dtype)  # of the embedding, (B, D, D), or of v · G, (B, V, D)
+    dtype, prefix = record.values[0].dtype, num_prefix_tokens(target)
+    jacobian = project_into_embedding(target, torch.eye(target.embed_dim, device=record.final.device)).mT  # (D, D)
+    jacobian = (jacobian if functionals is None else functionals.to(jacobian.dtype) @ jacobian).to(dtype)  # of v · G
+    jacobian = jacobian.expand(len(record.final), -1, -1)
+    mlps, rows = linearise_mlps(target, record), [*read_rows(target, record)]
     paths = []
     for i in range(len(record.blocks) - 1, -1, -1):
-        block: Any = find_blocks(target)[record.blocks[i]]
-        jacobian = propagate_through_mlp(jacobian, block, record.class_tokens[i])
-        of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, D, A d)
-        carried = record.values[i] * record.attention[i].sum(2)[..., None]  # (B, A, T, d)
-        paths.append(carried[:, :, record.prefix :].transpose(1, 2).flatten(2) @ of_heads.mT)
+        jacobian = propagate_through_mlp(jacobian, *mlps[i])
+        of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, V, A d)
+        values = record.values[i][:, :, prefix:]
+        if functionals is None:
+            carried = values.transpose(1, 2) * rows[i].mT[..., None]  # (B, N, A, d)
+            paths.append(carried.flatten(2) @ of_heads.mT)
+        else:  # few numbers of each patch: no product is as wide as the values
+            read = of_heads.unflatten(-1, (values.shape[1], -1)).movedim(1, -1)  # (B, A, d, V)
+            paths.append(((values @ read) * rows[i][..., None]).sum(1))
     return paths[::-1]
 
 
-def propagate_through_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
-    """Compute the Jacobian (B, V, D) before the MLP of a block from that after it; `tokens` (B, D) enter the MLP."""
-    write, slope, read = linearise_mlp(block, tokens, jacobian.dtype)
+def propagate_through_mlp(jacobian: Tensor, write: Tensor, slope: Tensor, read: Tensor) -> Tensor:
+    """Compute the Jacobian (B, V, D) before an MLP from that after it, by the factors of `linearise_mlp`."""
     return jacobian + ((jacobian @ write.mT) * slope[:, None]) @ read
+
+
+def linearise_mlps(target: TargetModel, record: FlowRecord) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Compute the factors of `linearise_mlp` of all recorded blocks, once for each record."""
+    if not record.mlps:
+        blocks, dtype = find_blocks(target), record.values[0].dtype
+        for block, tokens in zip(record.blocks, record.class_tokens, strict=True):
+            record.mlps.append(linearise_mlp(blocks[block], tokens, dtype))
+    return record.mlps
 
 
 def linearise_mlp(block: Any, tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -70,6 +71,7 @@ def test_an_audit_of_a_folder_is_returned_and_written(audited, folder):
     audit, output = audited
     assert isinstance(audit, explainers.Audit) and audit.classes == list(CLASSES) and audit.shape == (4, 4)
     assert audit.numbers["images"] == 2 * IMAGES and audit.numbers["accuracy"] == 1.0
+    assert 0 < audit.numbers["stability"] <= 1
     assert audit.numbers["bytes"] == sum(file.stat().st_size for file in (output / "evidence").iterdir())
     assert {group.class_index for group in audit.groups} == {0, 1}
     assert audit.about["explainer"] == "DirectPaths"
@@ -200,6 +202,13 @@ def test_the_command_prints_groups_and_where_the_page_is(run, audited):
     assert json.loads((output / FILES[0]).read_text())["about"]["command"][:2] == ["explainers", "audit"]
 
 
+def test_a_stopped_audit_says_how_it_goes_on(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("explainers.auditing.store.take_evidence", Mock(side_effect=KeyboardInterrupt))
+    status, _, errors = run("--output", tmp_path)
+    assert status == 130
+    assert errors[-1] == f"explainers: stopped - the same command goes on with the evidence in {tmp_path}"
+
+
 def test_without_writes_a_head_that_explains(run, audited, folder, target):
     audit, output = audited
     status, lines, errors = run("--output", output, "--without", "0")
@@ -234,6 +243,6 @@ def test_no_suspicious_group_is_said_plainly(audited, capsys):
     groups = [replace(group, suspicion=0.1) for group in audited[0].groups]
     audit_command.print_groups(replace(audited[0], groups=groups))
     assert "no suspicious group among 4" in capsys.readouterr().out
-    audit_command.print_groups(replace(audited[0], groups=[replace(groups[0], suspicion=0.7, reasons=("a logo",))]))
+    audit_command.print_groups(replace(audited[0], groups=[replace(groups[0], suspicion=0.9, reasons=("a logo",))]))
     lines = capsys.readouterr().out.splitlines()
     assert "       - a logo" in lines and "no suspicious" not in lines[0]

@@ -53,7 +53,9 @@ follow_imports = silent
 ignore_missing_imports = true
 cache_dir = {cache}
 mypy_path = {stubs}:{root}
-[mypy-timm.*,torchvision.*,transformers.*,matplotlib.*,torchmetrics.*,scipy.*,sklearn.*,captum.*,lightning.*,gradio.*]
+[mypy-torch,torch.nn]
+follow_imports = silent
+[mypy-torch.*,huggingface_hub.*,tqdm.*,safetensors.*,timm.*,torchvision.*,transformers.*,matplotlib.*,torchmetrics.*,scipy.*,sklearn.*,captum.*,lightning.*,gradio.*]
 follow_imports = skip
 """
 

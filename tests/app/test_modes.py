@@ -42,11 +42,12 @@ ROUTES = {
 
 
 @pytest.mark.situation(44)
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("route", ROUTES)
-def test_every_mode_gives_the_same_heatmap(route, mode):
+def test_every_mode_gives_the_same_heatmap(route):
     expected = ROUTES[route](timm_model(), timm_model(as_target=True))
-    with mode():
+    with torch.no_grad():
+        assert torch.equal(ROUTES[route](timm_model(), timm_model(as_target=True)), expected)
+    with torch.inference_mode():
         model, target = copy.deepcopy((timm_model(), timm_model(as_target=True)))
         inside = ROUTES[route](model, target)
     assert torch.equal(inside, expected)

@@ -2,15 +2,13 @@
 
 import json
 import re
-import runpy
 import shlex
 import subprocess
-import sys
 
 import pytest
 from commands import ROOT
 from fork_server import fork, join
-from forks import be_new
+from forks import be_new, run_as_main
 
 SMALL = {
     "train.py": ["data.size.train=32", "data.size.val=8", "data.batch_size=8", "trainer.max_epochs=1"],
@@ -24,8 +22,7 @@ SMALL["eval.py"] += [f"tasks.{task}.data.eval_batch_size=3" for task in TASKS]
 def run(words):
     """A command of the demo, in the current folder."""
     be_new()
-    sys.argv = words
-    runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+    run_as_main(ROOT / words[0], *words[1:])
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def photos(tmp_path_factory):
     image.convert("RGBA").save(folder / "transparent.png")
     image.convert("P").save(folder / "palette.png")
     image.resize((3, 2)).save(folder / "tiny.png")
-    image.resize((4000, 3000)).save(folder / "huge.jpg")
+    image.resize((2000, 1500)).save(folder / "huge.jpg")
     exif = Image.Exif()
     exif[0x0112] = 6  # shown turned by 90°
     (folder / "below").mkdir()

@@ -29,7 +29,8 @@ def test_parts_of_the_memory_are_counted_by_hand():
     assert views.gradients == 0 and views.buckets == found.buckets and views.step < found.step
     assert found.states == 2 * found.trained + 2 * 4  # two means of each weight, and two numbers of steps
     assert found.step > alone.step
-    assert account(compose_config("experiment=anyhead_tower")).step > 0  # its teacher has texts
+    texts = ("module.loss.functionals=texts", "module.loss.pairs=1", "module.loss.removals=[zero]", "data.batch_size=4")
+    assert account(compose_config("experiment=anyhead_tower", "target=tiny", *texts)).step > 0
     assert min(found.step, found.evaluation) >= found.frozen + found.trained + found.states + found.buckets
 
 

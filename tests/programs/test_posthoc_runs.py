@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 
 from explainers import posthoc
 
-TINY = ("target=tiny", "tasks=[digits]", "evaluation.levels=3", *QUIET, "logger=csv", "figures=[]")
+TINY = ("target=tiny", "tasks=[digits]", "evaluation.levels=3", *QUIET, "logger=csv", "figures=[]", "pictures.images=1")
 RESNET = ("target=digits", "target.model.checkpoint_path=''")
 DIGITS = tuple(f"tasks.digits.{setting}" for setting in SMALL_DIGITS)
 

@@ -29,6 +29,7 @@ PAGES = [
 ]
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text().replace("\\\n", " ") for path in PAGES}
 NOTEBOOK = ROOT / "docs/tutorial.ipynb"
+SMALL = {"mlp_ratio": 0.25}
 VARIABLES = {"d": "cifar10", "task": "imagenette"}  # of loops in the shell; all others hold options
 
 
@@ -62,10 +63,10 @@ def test_every_command_composes(script, arguments, tmp_path):
 
 @pytest.fixture
 def random_weights(monkeypatch):
-    """timm's models with random weights instead of downloaded ones."""
+    """timm's models, their MLPs a sixteenth as wide, with random weights instead of downloaded ones."""
     create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **settings: create(name, **settings))
-    monkeypatch.setattr(convert, "timm_model", lambda name, weights: create(name))
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **given: create(name, **SMALL, **given))
+    monkeypatch.setattr(convert, "timm_model", lambda name, weights: create(name, **SMALL))
 
 
 def test_every_link_leads_to_a_file_and_every_make_target_is_there():
@@ -98,7 +99,7 @@ def test_the_programs_of_the_library_page_run(random_weights, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     names = {"explainers": explainers}
     for program in programs("docs/library.md", "py"):
-        exec(program, names)
+        exec(program.replace('"photos/"', '"photos/", levels=3'), names)
     assert names["comparison"].similarity == pytest.approx(1, abs=1e-4)
     assert names["everything"].shape == (4, 1000, 14, 14) and names["tasks"].shape == (4, 1, 14, 14)
     assert names["directions"].shape == (4, 2, 14, 14) and names["pixels"].shape == (4, 224, 224)

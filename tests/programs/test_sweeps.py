@@ -12,7 +12,6 @@ from math import prod
 
 import pytest
 from commands import ROOT, composed_once
-from composing import remembering
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -55,7 +54,7 @@ def sweep(tmp_path_factory):
         earlier, of_others = os.getcwd(), HydraConfig.instance().cfg
         os.chdir(place)
         try:
-            with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
+            with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
                 GlobalHydra.instance().hydra.multirun("train", said_by(jobs), shlex.split(command), False)
         finally:
             os.chdir(earlier)

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from explainers.auditing.audit import Audit, Effect, Example, Group
+from explainers.auditing.audit import SUSPICIOUS, Audit, Effect, Example, Group
 from explainers.auditing.groups import Centres
 from explainers.report import audit_page
 from explainers.report.audit_page import audit_html, summarise_audit
@@ -99,10 +99,14 @@ def suspicions(*pairs):
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (suspicions((1, 0.49), (0, 0.1)), "2 groups in 2 classes; no group is suspicious."),
-        (suspicions((1, 0.5)), "1 group in 1 class; 1 is suspicious: group 0 of b."),
         (
-            suspicions((1, 0.9), (0, 0.8), (1, 0.7), (1, 0.6), (0, 0.3)),
+            suspicions((1, 0.44), (0, 0.0)),
+            "2 groups in 2 classes; no group is suspicious: the most is 0.44, of group 0.",
+        ),
+        (suspicions(), "0 groups in 0 classes; no group is suspicious."),
+        (suspicions((1, SUSPICIOUS)), "1 group in 1 class; 1 is suspicious: group 0 of b."),
+        (
+            suspicions((1, 0.9), (0, 0.8), (1, 0.7), (1, 0.6), (0, 0.0)),
             "5 groups in 2 classes; 4 are suspicious: groups 0, 2 and 3 of b; group 1 of a.",
         ),
         (

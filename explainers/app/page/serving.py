@@ -36,7 +36,7 @@ AUDIT_PAGE = "audit.html"
 """File in the folder of an audit that the second tab shows."""
 
 FRAME = f"""<iframe src=".{AUDIT}" title="The audit" sandbox="allow-scripts allow-downloads" allow="clipboard-write"
- style="width: 100%; height: calc(100vh - 90px); border: 0"></iframe>"""
+ style="width: calc(100% + 4rem); height: calc(100vh - 7rem); margin: 0 -2rem; border: 0"></iframe>"""
 
 EVERYWHERE = ("0.0.0.0", "::")
 FONTS: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
@@ -133,7 +133,7 @@ def build_page(session: Session, tab: bool = False) -> Any:
         with gradio.Tab("Explain"):
             _add_explaining(gradio, session)
         with gradio.Tab("Audit"):
-            gradio.HTML(FRAME)
+            gradio.HTML(FRAME, padding=False)
     return page
 
 

@@ -44,7 +44,8 @@ function showMarks() {
 /** Copy the command, or select it where the browser forbids the clipboard. */
 async function copy() {
   getSelection().selectAllChildren($("command"));
-  await navigator.clipboard.writeText($("command").textContent).then(() => { $("copy").textContent = "Copied"; }, () => {});
+  const copied = navigator.clipboard?.writeText($("command").textContent) ?? Promise.reject();
+  $("copy").textContent = await copied.then(() => "Copied", () => "Selected");
 }
 
 /** Open the group that the address names. */
@@ -58,7 +59,7 @@ function visit() {
 function open(group) {
   $("which").textContent = nameOf(group);
   $("take").replaceChildren(takeBox(group, marks, () => { showMarks(); render(); }));
-  const several = [["With the group", group.examples], ["Without it", group.without]];
+  const several = [["With the group", group.examples], ["Without it, or with little of it", group.without]];
   $("photos").replaceChildren(reasonsOf(group), ...several.map(([title, examples]) => part(title, examples)));
   for (const [id, step] of [["previous", -1], ["next", 1]]) {
     const other = neighbour(group, step);

@@ -35,12 +35,12 @@ const badge = (group) => el("span", { class: "badge" }, `${isSuspicious(group) ?
 const reasonsOf = ({ reasons }) => el("ul", { class: "reasons" }, ...reasons.map((reason) => el("li", {}, reason)));
 
 function numbersOf(group) {
-  const { share, images, image_share, accuracy_with, accuracy_without, exclusive, flipped, off_object, sources, texts, effects } = group;
+  const { share, images, image_share, accuracy_with, accuracy_without, images_without, exclusive, flipped, off_object, sources, texts, effects } = group;
   const similar = Object.entries(texts).map(([text, similarity]) => `${text} ${similarity.toFixed(2)}`).join(", ");
   const lines = [
     ["Share of evidence", percent(share)],
     ["Images with it", `${images.toLocaleString("en")} (${percent(image_share)})`],
-    (accuracy_with ?? accuracy_without) !== null && ["Right with / without", `${percent(accuracy_with)} / ${percent(accuracy_without)}`],
+    (accuracy_with ?? accuracy_without) !== null && ["Right with / without", `${percent(accuracy_with)} / ${percent(accuracy_without)} of ${images_without.toLocaleString("en")}`],
     ["Only in this class", percent(exclusive)],
     effects[0] && ["Hiding it", bar(effects[0])],
     effects[1] && ["Hiding others", bar(effects[1])],
@@ -72,5 +72,5 @@ function bar({ mean, error }) {
   const body = svg("rect", { x: at(Math.min(mean, 0)), width: Math.abs(at(mean) - at(0)), y: 2, height: 8 });
   const whisker = svg("path", { d: `M${at(mean - error)} 6H${at(mean + error)}` });
   const picture = svg("svg", { viewBox: "0 0 100 12", preserveAspectRatio: "none", "aria-hidden": true, class: "effect" }, body, whisker);
-  return el("span", {}, picture, `${mean.toFixed(2)} \u00b1 ${(error ?? 0).toFixed(2)}`);
+  return el("span", {}, picture, `${mean.toFixed(2).replace("-", "\u2212")} \u00b1 ${(error ?? 0).toFixed(2)}`);
 }
