@@ -21,7 +21,7 @@ from explainers import Session
 from explainers.models import TargetModel, as_target
 
 PLACES = {"church": "n03028079", "petrol": "n03425413"}
-VARIANTS = {"background": ("church", "petrol"), **{name: (name, "clean") for name in FAULTS}}
+VARIANTS = {"background": ("church", "petrol"), **{name: (name, "pasted") for name in FAULTS}}
 """Fault → the variant of cats that agrees with their class, and the one of dogs."""
 BACKBONES = {
     "ViT-Tiny": ("vit_tiny_patch16_224", "AnyHead"),
@@ -42,25 +42,37 @@ def list_photos(folder: Path, pool: int = POOL, test: int = TEST) -> list[Path]:
     return chosen
 
 
-def vary(photo: Image.Image, variant: str, number: int, backgrounds: Sequence[Path]) -> Faulty:
-    """Make a variant of a square photo; what it draws depends on the number of the photo and on the variant alone."""
-    generator = random.Random(f"{variant} {number}")
-    if variant in PLACES:
-        with Image.open(backgrounds[number % len(backgrounds)]) as background:
-            return paste_on(photo, background, random.Random(number), width=0.6)
+def vary(photo: Image.Image, variant: str, number: int, places: Sequence[Sequence[Path]]) -> Faulty:
+    """Make a variant of a square photo; what is drawn depends on the number of the photo alone.
+
+    Args:
+        photo: the photo.
+        variant: `clean`; one of `PLACES`, on which it is pasted; `pasted`: on one of them, whatever its class; or one
+            of `FAULTS`, after that: a head that sees the whole pet does not need the fault.
+        number: of the photo.
+        places: photos of each of `PLACES`.
+    """
+    generator = random.Random(number)
+    kind = generator.randrange(len(places))
+    if variant == "clean":
+        return photo, np.zeros((photo.height, photo.width), bool)
+    backgrounds = places[list(PLACES).index(variant) if variant in PLACES else kind]
+    with Image.open(backgrounds[generator.randrange(len(backgrounds))]) as background:
+        pasted, mask = paste_on(photo, background, generator)
     if variant in FAULTS:
-        return FAULTS[variant](photo, generator)
-    return photo, np.zeros((photo.height, photo.width), bool)
+        return FAULTS[variant](pasted, generator)
+    return pasted, mask if variant in PLACES else np.zeros_like(mask)
 
 
 def make_variant(data: Path, variant: str) -> dict[str, Tensor]:
     """Make a variant of all photos: uint8 images (M, 3, H, W), and how much of every patch is the fault (M, N)."""
     images, shares, side = [], [], SIZE // PATCH
     for number, file in enumerate(list_photos(data / ("imagenette" if variant == "imagenette" else "cats_vs_dogs"))):
-        split = "train" if number < POOL else "val"
-        places = sorted((data / "imagenette" / split / PLACES[variant]).iterdir()) if variant in PLACES else []
+        folder = data / "imagenette" / ("train" if number < POOL else "val")
+        places = [sorted((folder / place).iterdir()) for place in PLACES.values()]
         with Image.open(file) as photo:
-            varied, mask = vary(crop_square(photo, SIZE), variant, number, places)
+            square = crop_square(photo, SIZE)
+        varied, mask = vary(square, "clean" if variant == "imagenette" else variant, number, places)
         images.append(torch.from_numpy(np.array(varied)).movedim(-1, 0))
         shares.append(torch.from_numpy(mask.reshape(side, PATCH, side, PATCH).mean((1, 3)).reshape(-1)).float())
     return {"images": torch.stack(images).contiguous(), "shares": torch.stack(shares)}

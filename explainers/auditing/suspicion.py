@@ -23,7 +23,7 @@ class Usual:
 
 
 def suspect(group: Group, name: str, difference: Effect | None, usual: Usual) -> tuple[float, tuple[str, ...]]:
-    """Compute the suspicion of a group, and the reasons: causal · (aside + betrays) / 2.
+    """Compute the suspicion of a group, and the reasons: causal · max(aside, betrays).
 
     - causal: the prediction hangs on the group: 1 − exp(−d), where hiding it costs d log-odds more than hiding random
       patches, less a standard error; at least 0, and 1/2 if it was not measured.
@@ -61,7 +61,7 @@ def suspect(group: Group, name: str, difference: Effect | None, usual: Usual) ->
     if group.hidden and group.random and difference and is_causal(difference):
         costs = [f"{effect.mean:.1f} ± {effect.error:.1f}" for effect in (group.hidden, group.random)]
         reasons.append(f"hiding it costs {costs[0]} log-odds, as many random patches {costs[1]}")
-    return causal * (aside + betrays) / 2, tuple(reasons)
+    return causal * max(aside, betrays), tuple(reasons)
 
 
 def is_causal(difference: Effect) -> bool:

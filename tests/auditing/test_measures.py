@@ -120,25 +120,25 @@ def test_suspicion_follows_its_formula(audited):
     causal, usual = Effect(2.0, 0.5, 9), Usual(centre=1.0)
     part = 1 - math.exp(-1.5)
     plain = numbers(audited)
-    assert suspect(plain, "cat", causal, usual)[0] == pytest.approx(part * 0.25)
-    assert suspect(plain, "cat", None, usual)[0] == pytest.approx(0.5 * 0.25)
+    assert suspect(plain, "cat", causal, usual)[0] == pytest.approx(part * 0.5)
+    assert suspect(plain, "cat", None, usual)[0] == pytest.approx(0.5 * 0.5)
     assert suspect(plain, "cat", Effect(1.0, 1.1, 9), usual) == (0.0, ())
     assert suspect(plain, "cat", causal, usual)[1][0].startswith("hiding it costs")
     assert suspect(plain, "cat", Effect(2.0, 1.1, 9), usual)[1] == ()  # not by two standard errors
     aside = numbers(audited, places={"border": 3.0, "centre": 0.5})
     suspicion, reasons = suspect(aside, "cat", causal, usual)
-    assert suspicion == pytest.approx(part * 0.8 / 2)
+    assert suspicion == pytest.approx(part * 0.8)
     assert reasons[0] == "its patches lie at the border 3.0 times as often as if they lay anywhere"
     masked = replace(aside, off_object=0.9)
-    assert suspect(masked, "cat", causal, usual)[0] == pytest.approx(part * 0.9 / 2)
+    assert suspect(masked, "cat", causal, usual)[0] == pytest.approx(part * 0.9)
     lost = numbers(audited, accuracy_with=0.98, accuracy_without=0.25, images_without=8)
     error = math.sqrt(0.3 * 0.7 / 10)  # of (2 + 1) / (8 + 2)
     suspicion, reasons = suspect(lost, "cat", causal, usual)
-    assert suspicion == pytest.approx(part * (0.5 + 0.68 - error) / 2)
+    assert suspicion == pytest.approx(part * max(0.5, 0.68 - error))
     assert reasons[0] == "without it 25% of 8 images of cat are recognised, with it 98%"
     one = numbers(audited, sources=0.8)
-    assert suspect(one, "cat", causal, Usual(1.0, 0.5))[0] == pytest.approx(part * (0.5 + 0.6) / 2)
-    assert suspect(one, "cat", causal, Usual(1.0, 1.0))[0] == pytest.approx(part * 0.25)
+    assert suspect(one, "cat", causal, Usual(1.0, 0.5))[0] == pytest.approx(part * 0.6)
+    assert suspect(one, "cat", causal, Usual(1.0, 1.0))[0] == pytest.approx(part * 0.5)
 
 
 def test_no_suspicious_group_is_a_result(audited):
