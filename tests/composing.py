@@ -72,7 +72,11 @@ def keep(work, about, *args):
     """What `work` gives for these arguments, of which `about` says what matters."""
     key = f"{work.__name__} {about}"
     if key not in kept:
-        kept[key] = pickle.dumps(work(*args))
+        result = work(*args)
+        try:
+            kept[key] = pickle.dumps(result)
+        except pickle.PicklingError:  # submitit has loaded a plugin of Hydra, whose schema it is, a second time
+            return result
     return pickle.loads(kept[key])
 
 

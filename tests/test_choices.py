@@ -19,9 +19,14 @@ from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.app import choosing
+from explainers.app.audited_photos import find_labels
+from explainers.app.audits import audit, audit_folder, start_session
 from explainers.app.model import prepare_model
 from explainers.app.page.views import curves
 from explainers.app.session import Session, explain
+from explainers.auditing.hiding import hide
+from explainers.auditing.measures import hide_group
+from explainers.auditing.repair import hide_members
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
 from explainers.evaluation.evaluation import check_target
 from explainers.images.transform import ImageTransform
@@ -59,6 +64,11 @@ EXCLUDED = {
     ),
     exported_target: "TargetModel checks its score",
     check_target: "Evaluation checks its curves",
+    **dict.fromkeys((hide, hide_group, hide_members), "measure_groups and repair check their removal"),
+    **dict.fromkeys(
+        (find_labels, audit, audit_folder), "find_labels names its one word, and TargetModel checks the score"
+    ),
+    start_session: "TargetModel checks the score",
     ImageTransform: "configs and processors name its resize, which their readers check",
     General: "its class_map is `same` or a list of numbers",
 }

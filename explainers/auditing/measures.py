@@ -12,11 +12,13 @@ from explainers.auditing.groups import Centres, Store
 from explainers.auditing.hiding import PASSES, Hiding, Photos, hide
 from explainers.auditing.suspicion import Usual, suspect
 from explainers.auditing.tally import Candidate, OnObject, Tally, find_sources, share_places, tally
+from explainers.errors import checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.runtime.progress import show_passes
 
 
+@checks_choices
 def measure_groups(
     store: Store,
     target: TargetModel,

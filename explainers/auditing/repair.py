@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from explainers.auditing.groups import Centres, Store, assign
 from explainers.auditing.hiding import Photos
 from explainers.auditing.tally import PRESENT
-from explainers.errors import InputError, check_distinct, check_positive
+from explainers.errors import InputError, check_distinct, check_positive, checks_choices
 from explainers.masking import Removal
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows
@@ -135,6 +135,7 @@ def measure_reliance(scores: Tensor, hidden: Tensor) -> float:
 
 
 @torch.no_grad()
+@checks_choices
 def repair(
     store: Store,
     explainer: Any,

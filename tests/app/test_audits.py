@@ -212,7 +212,8 @@ def test_a_stopped_audit_says_how_it_goes_on(run, tmp_path, monkeypatch):
 def test_without_writes_a_head_that_explains(run, audited, folder, target):
     audit, output = audited
     status, lines, errors = run("--output", output, "--without", "0")
-    assert status == 0 and errors == [] and lines[0].startswith("strength  reliance on the groups")
+    assert status == 0 and "the accuracy falls by" in errors.pop() and errors == []  # of random weights
+    assert lines[0].startswith("strength  reliance on the groups")
     assert sum(line.endswith("<- chosen") for line in lines) == 1
     assert "same class predicted: " in lines[-3] and lines[-1].endswith(
         f"explainers serve --head {output / HEAD} --method DirectPaths --audit {output}"

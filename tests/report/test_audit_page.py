@@ -100,8 +100,8 @@ def suspicions(*pairs):
     ("found", "sentence"),
     [
         (
-            suspicions((1, 0.44), (0, 0.0)),
-            "2 groups in 2 classes; no group is suspicious: the most is 0.44, of group 0.",
+            suspicions((1, 0.34), (0, 0.0)),
+            "2 groups in 2 classes; no group is suspicious: the most is 0.34, of group 0.",
         ),
         (suspicions(), "0 groups in 0 classes; no group is suspicious."),
         (suspicions((1, SUSPICIOUS)), "1 group in 1 class; 1 is suspicious: group 0 of b."),
