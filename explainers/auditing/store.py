@@ -220,4 +220,5 @@ def _join(parts: Sequence[Evidence]) -> dict[str, Tensor]:
     """The rows of batches as one tensor for each name; for a shard of broken files alone, no numbers."""
     if not parts:
         return {"numbers": torch.zeros(0, dtype=torch.long)}
-    return {name: torch.cat([getattr(part, name) for part in parts]) for name in NAMES}
+    with torch.autocast("cpu", enabled=False):  # a caller's would refuse float16
+        return {name: torch.cat([getattr(part, name) for part in parts]) for name in NAMES}

@@ -12,7 +12,7 @@ from fork_server import fork, join
 
 from explainers import posthoc
 from explainers.auditing.evidence import Evidence, take_evidence
-from explainers.auditing.store import EvidenceStore, Source
+from explainers.auditing.store import EvidenceStore, Source, process_number
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
@@ -125,3 +125,19 @@ def test_single_rows_are_read_in_the_order_that_is_asked(whole):
     found = store.read([9, 0, 5, 9])
     for field, values in zip(fields(Evidence), everything, strict=True):
         assert torch.equal(getattr(found, field.name), values[[9, 0, 5, 9]])
+
+
+def test_evidence_is_stored_under_the_autocast_of_a_caller(whole, tmp_path):
+    with torch.autocast("cpu", torch.bfloat16):
+        collect(tmp_path)
+    assert files(tmp_path).keys() == files(whole).keys()
+
+
+def test_srun_numbers_processes_and_a_batch_script_alone_is_one(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "2")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert process_number() == (0, 1)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert process_number() == (2, 4)
