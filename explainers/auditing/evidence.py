@@ -67,9 +67,11 @@ def functionals(target: TargetModel, embeddings: Tensor, classes: Tensor) -> Ten
         classes: (B,).
 
     Returns:
-        v, (B, D), float32.
+        v, (B, D), float32, on the device of the embeddings, which may be another than that of the model.
     """
-    return head_functionals(target.head, embeddings, choose_temperature(target.score, math.inf), classes)
+    own = embeddings.to(target.mean), classes.to(target.mean.device)
+    v = head_functionals(target.head, own[0], choose_temperature(target.score, math.inf), own[1])
+    return v.to(embeddings.device)
 
 
 def decompose_lazily(explainer: Any, images: Tensor) -> Decomposition:

@@ -1,5 +1,6 @@
 """Audits of folders: labels, masks, what is written and printed, and one line for what a user can correct."""
 
+import copy
 import json
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import timm_model
+from devices import DEVICE, refusing_to_mix
 from PIL import Image
 from torch import nn
 
@@ -247,3 +249,16 @@ def test_no_suspicious_group_is_said_plainly(audited, capsys):
     audit_command.print_groups(replace(audited[0], groups=[replace(groups[0], suspicion=0.9, reasons=("a logo",))]))
     lines = capsys.readouterr().out.splitlines()
     assert "       - a logo" in lines and "no suspicious" not in lines[0]
+
+
+def test_an_audit_and_its_repair_compute_on_the_device(audited, folder, target, tmp_path):
+    expected, _ = audited
+    with refusing_to_mix():
+        there = copy.deepcopy(target).to(DEVICE)
+        found = explainers.audit(folder, there, method="DirectPaths", labels="folder", groups=2, output=tmp_path)
+        repaired = found.without([0])
+        card = found.report_card(repaired)
+    assert [group.share for group in found.groups] == pytest.approx(
+        [group.share for group in expected.groups], rel=0.01
+    )
+    assert str(card) == str(expected.report_card(expected.without([0])))
