@@ -29,7 +29,8 @@ class Shards:
 
 @pytest.fixture
 def model():
-    return SimpleNamespace(head=nn.Linear(WIDTH, CLASSES), score="softmax", num_classes=CLASSES, name="toy")
+    known = {"score": "softmax", "num_classes": CLASSES, "name": "toy", "mean": torch.zeros(1)}
+    return SimpleNamespace(head=nn.Linear(WIDTH, CLASSES), **known)
 
 
 def planted(model, images=60, noise=0.1):
