@@ -25,16 +25,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 import explainers
 from benchmarks.any_model import load_model
-from explainers.auditing.audit import Effect
 from explainers.auditing.evidence import Evidence, functionals
 from explainers.auditing.groups import Centres, assign, find_groups
-from explainers.auditing.hiding import hide
+from explainers.auditing.hiding import hide, measure_effect
 from explainers.auditing.store import EvidenceStore, Source
 from explainers.auditing.tally import PRESENT
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.scores import log_odds
 from explainers.saved.files import atomic
+from explainers.training.trunk import decompose_all
 
 CLASSES = {
     "n01440764": 0,
@@ -110,14 +110,13 @@ def build(data: Path) -> Any:
     """The shipped AnyHead of ViT-Tiny, whose vectors are computed with bf16."""
     target = as_target(load_model(data, MODELS["ViT-Tiny"])).float().eval()
     explainer = explainers.load(f"{MODELS['ViT-Tiny']}.augreg_in21k_ft_in1k", target=target)
-    decompose = explainer.decompose
 
     def in_bfloat16(images: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
-            vectors, embeddings = decompose(images)
+            vectors, embeddings = explainer.decompose(images)
         return vectors.float(), embeddings.float()
 
-    explainer.decompose = in_bfloat16
+    explainer.decompose_lazily = lambda images: decompose_all(*in_bfloat16(images))
     return explainer
 
 
@@ -173,10 +172,7 @@ def move(
 
     before, *after = (odds(each) for each in (receivers, *(torch.where(pixels, donor, receivers) for donor in donors)))
     gains = {"group": after[0] - before, "same_places": after[1] - before, "difference": after[0] - after[1]}
-    return {
-        name: asdict(Effect(gain.mean().item(), (gain.std() / len(gain) ** 0.5).item(), len(gain)))
-        for name, gain in gains.items()
-    }
+    return {name: asdict(measure_effect(gain)) for name, gain in gains.items()}
 
 
 def tabulate(found: Sequence[dict[str, Any]]) -> str:

@@ -5,13 +5,14 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from explainers.app.audits import PAGE, PASSES, audit_folder, open_audit, start_session
+from explainers.app.audits import PASSES, audit_folder, open_audit, start_session
 from explainers.app.command import print_error
 from explainers.app.explain_command import check_writable, command_to_serve
 from explainers.app.options import choose_device, model_and_methods
 from explainers.app.session import Session
 from explainers.auditing.audit import FILES, Audit, Group
 from explainers.errors import InputError
+from explainers.report.audit_page import PAGE
 from explainers.saved.files import printable
 
 HEAD = "head.safetensors"

@@ -38,7 +38,7 @@ from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
 from explainers.models.names import class_names
 from explainers.models.scores import Score
-from explainers.report.audit_page import audit_html
+from explainers.report.audit_page import PAGE, audit_html
 from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity
 from explainers.saved.records import devices, versions
@@ -46,9 +46,6 @@ from explainers.saved.weights import name_difference
 
 PASSES = 20_000
 """Forward passes that hide patches: some minutes of a small model on a processor."""
-
-PAGE = "audit.html"
-"""The page in the folder of an audit."""
 
 VECTORS = "AnyHead, DirectPaths or PathFlow for a ViT, or CAM for a CNN"
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from explainers.app.batches import check_scores
 from explainers.app.choosing import Method
-from explainers.app.explanation import data_url, picture_name, save_picture
+from explainers.app.explanation import picture_name, save_picture
 from explainers.app.photos import Images, OneImage, Photo, is_single, list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError, check_positive
 from explainers.likeness import Likeness, likeness_of_vectors, vectors_of
 from explainers.likeness import nearest as nearest_embeddings
+from explainers.report.html_pages import data_url
 
 MANY = 20
 """From this number of images on, embeddings are compared relative to their mean."""

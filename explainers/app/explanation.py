@@ -1,6 +1,5 @@
 """What `explainers.explain` returns: an image, its classes or texts, and the heatmap of one of them."""
 
-import base64
 import html
 import io
 import os
@@ -16,6 +15,7 @@ from torch import Tensor
 from explainers.errors import InputError
 from explainers.images.transform import Box
 from explainers.models.names import class_index, find_other_classes
+from explainers.report.html_pages import data_url
 from explainers.saved.files import atomic, file_name
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PDF")
@@ -257,10 +257,3 @@ def save_picture(
     with atomic(path) as unfinished:
         unfinished.write_bytes(encoded.getvalue())
     return path
-
-
-def data_url(image: Image.Image, kind: str = "png", **options: object) -> str:
-    """An image as a URL that holds its bytes."""
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

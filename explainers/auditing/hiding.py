@@ -73,7 +73,7 @@ def hide(
     odds = log_odds(logits.flatten(0, 1), classes, target.score).view(len(images), PASSES).double()
     of_group, of_others = odds[:, 0] - odds[:, 1], odds[:, 0] - odds[:, 2:].mean(1)
     flipped = (logits[:, 1].argmax(-1) != predicted).double().mean().item()
-    return Hiding(_effect(of_group), _effect(of_others), _effect(of_group - of_others), flipped)
+    return Hiding(measure_effect(of_group), measure_effect(of_others), measure_effect(of_group - of_others), flipped)
 
 
 def random_others(hidden: Tensor, numbers: Tensor, seed: int) -> Tensor:
@@ -83,5 +83,6 @@ def random_others(hidden: Tensor, numbers: Tensor, seed: int) -> Tensor:
     return (order < hidden.sum(-1, keepdim=True)) & ~hidden
 
 
-def _effect(falls: Tensor) -> Effect:
+def measure_effect(falls: Tensor) -> Effect:
+    """The mean of falls of the log-odds, one for each image, (B,), and its standard error."""
     return Effect(falls.mean().item(), falls.std().item() / math.sqrt(len(falls)), len(falls))

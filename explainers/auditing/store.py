@@ -185,8 +185,9 @@ class EvidenceStore:
 
     def _check(self, own: Identity) -> None:
         """Raise an InputError if the folder holds the evidence of another audit."""
+        stated = json.loads(json.dumps(own))  # as a header has it
         for path in self._paths():
-            difference = name_difference(read_header(path, KIND), json.loads(json.dumps(own)))
+            difference = name_difference(read_header(path, KIND), stated)
             if difference is not None:
                 raise InputError(
                     f"output {self.folder.parent} holds another audit, which differs in {difference}: give another"

@@ -13,6 +13,9 @@ from torch import Tensor
 from explainers.auditing.audit import SUSPICIOUS, Audit, Example, Group
 from explainers.report.html_pages import fill_page, photo_url
 
+PAGE = "audit.html"
+"""File of the page in the folder of an audit."""
+
 STORED = 1000
 """Most photos in a page, each of about 13 kB at 224 × 224 pixels."""
 

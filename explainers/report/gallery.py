@@ -14,7 +14,7 @@ from torch import Tensor
 from explainers.errors import InputError
 from explainers.metrics.pairs import Pairs
 from explainers.report.differences import Compared
-from explainers.report.html_pages import fill_page, image_url, photo_url
+from explainers.report.html_pages import COMPRESSED, data_url, fill_page, photo_url
 from explainers.report.labels import choose_colours, make_title, names_in
 from explainers.report.overlays import CONSTANT, OPACITY, PALE, colour_scale, colour_shades, ends, legend_colours
 from explainers.report.tables import rows
@@ -173,13 +173,14 @@ def _finite(value: float | None) -> float | None:
 
 def _picture(picture: Picture, explainers: list[str]) -> dict[str, Any]:
     """A picture for the page. Explainers and classes are numbered, because JavaScript reorders keys such as "10"."""
+    truth = picture.truth
     return {
         "name": picture.name,
         "label": picture.label,
         "width": picture.image.shape[2],
         "height": picture.image.shape[1],
         "image": photo_url(picture.image),
-        "truth": None if picture.truth is None else image_url(Image.fromarray(picture.truth.cpu().numpy()), "png"),
+        "truth": None if truth is None else data_url(Image.fromarray(truth.cpu().numpy()), "png", **COMPRESSED),
         "classes": [{"name": name, "probability": _finite(value)} for name, value in picture.classes.items()],
         "heatmaps": [
             {"explainer": explainers.index(name), **_heatmaps(by_class, picture.classes, picture.signed.get(name))}

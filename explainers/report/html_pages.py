@@ -14,6 +14,9 @@ from torch import Tensor
 LOSSLESS = 96
 """Side in pixels up to which images are stored without loss: compression would blur small images and save little."""
 
+COMPRESSED: dict[str, Any] = {"quality": 88, "optimize": True}
+"""How images are stored in a page."""
+
 
 def fill_page(name: str, scripts: Sequence[str], content: Mapping[str, Any]) -> str:
     """The page `name` of this room with its stylesheet, and what its scripts read; HTML, in ASCII.
@@ -36,11 +39,11 @@ def _part(name: str) -> str:
 def photo_url(image: Tensor) -> str:
     """A uint8 image (3, H, W) as data of a page: PNG if it is small, otherwise WebP."""
     pixels = image.permute(1, 2, 0).cpu().contiguous().numpy()
-    return image_url(Image.fromarray(pixels), "png" if max(image.shape[1:]) <= LOSSLESS else "webp")
+    return data_url(Image.fromarray(pixels), "png" if max(image.shape[1:]) <= LOSSLESS else "webp", **COMPRESSED)
 
 
-def image_url(image: Image.Image, kind: str) -> str:
-    """An image as data of a page, in a format of Pillow."""
+def data_url(image: Image.Image, kind: str = "png", **options: object) -> str:
+    """An image as a URL that holds its bytes, in a format of Pillow with its options."""
     file = io.BytesIO()
-    image.save(file, kind, quality=88, optimize=True)
+    image.save(file, kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

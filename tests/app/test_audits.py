@@ -18,12 +18,13 @@ import explainers
 from explainers.app import audit_command, command
 from explainers.app.audit_command import HEAD
 from explainers.app.audited_photos import find_labels, find_objects, list_folder
-from explainers.app.audits import PAGE, open_audit, start_session
+from explainers.app.audits import open_audit, start_session
 from explainers.app.session import Session
 from explainers.auditing.audit import FILES, Audit
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.heads import save_head
+from explainers.report.audit_page import PAGE
 
 CLASSES = ("cats", "dogs")
 IMAGES = 12

@@ -17,6 +17,7 @@ from explainers.app.session import Session
 from explainers.errors import InputError, check_range, needs
 from explainers.posthoc import build
 from explainers.posthoc.names import build_supported
+from explainers.report.audit_page import PAGE
 from explainers.text import TextHead
 
 HINT = "Drop an image, and see which parts support each class."
@@ -31,9 +32,6 @@ MOST_PASSES = 5000
 CLOSED = ("GRADIO_ANALYTICS_ENABLED", "GRADIO_RUN_HISTORY")
 """Environment variables of what Gradio does by default: it reports to its makers, and lends visitors who come by this
 machine's own address the Hugging Face token of whoever started it, to store what they did."""
-
-AUDIT_PAGE = "audit.html"
-"""File in the folder of an audit that the second tab shows."""
 
 FRAME = f"""<iframe src=".{AUDIT}" title="The audit" sandbox="allow-scripts allow-downloads" allow="clipboard-write"
  style="width: calc(100% + 4rem); height: calc(100vh - 7rem); margin: 0 -2rem; border: 0"></iframe>"""
@@ -81,7 +79,7 @@ def serve(
     gradio = import_gradio()
     from starlette.middleware import Middleware  # with Gradio
 
-    report = audit and audit / AUDIT_PAGE
+    report = audit and audit / PAGE
     if report and not report.is_file():
         raise InputError(f"{audit}: expected the folder of an audit, got none: run `explainers audit` first")
     page = build_page(Session(model, method, weights, device, text_head), tab=bool(report))

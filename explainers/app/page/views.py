@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from explainers.app.explanation import data_url, picture_name, summarise, write_score
+from explainers.app.explanation import picture_name, summarise, write_score
 from explainers.app.page.images import CHANCE, LEVELS, MOST_TEXTS, PICTURE_SIZE, Index, OpenedImage, Side
 from explainers.errors import InputError, check_range
+from explainers.report.html_pages import data_url
 from explainers.report.overlays import (
     CONSTANT,
     OPACITY,
