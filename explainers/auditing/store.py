@@ -159,19 +159,6 @@ class EvidenceStore:
             if len(tensors["numbers"]):
                 yield Evidence(**tensors)
 
-    def read(self, numbers: Sequence[int]) -> Evidence:
-        """Read the evidence of at least one image, by their numbers and in this order, and no other rows."""
-        size = self.identity()["shard_size"]
-        rows: dict[int, list[Tensor]] = {}
-        for shard in {number // size for number in numbers}:
-            with safe_open(self._path(shard), "pt") as file:
-                slices = [file.get_slice(name) for name in NAMES]
-                place = {number: row for row, number in enumerate(file.get_tensor("numbers").tolist())}
-                for number in place.keys() & {*numbers}:
-                    rows[number] = [each[place[number] : place[number] + 1] for each in slices]
-        columns = zip(*(rows[number] for number in numbers), strict=True)
-        return Evidence(*(torch.cat(column) for column in columns))
-
     def identity(self) -> Identity:
         """What the evidence depends on: `target`, `explainer`, `images`, `strongest` and `shard_size`."""
         return read_header(self._path(0), KIND)

@@ -1,4 +1,4 @@
-"""Evidence on disk: shards by processes, kills, other audits, broken files, single rows."""
+"""Evidence on disk: shards by processes, kills, other audits, broken files."""
 
 import os
 import re
@@ -117,14 +117,6 @@ def test_broken_files_are_left_out_and_named(tmp_path):
 def test_broken_files_alone_are_an_error(tmp_path):
     with pytest.raises(InputError, match=r"expected images, got 11 files \(.*\) that cannot be decoded: give another"):
         collect(tmp_path, source(broken=range(COUNT)))
-
-
-def test_single_rows_are_read_in_the_order_that_is_asked(whole):
-    store = EvidenceStore(whole)
-    everything = [torch.cat([getattr(shard, field.name) for shard in store.shards()]) for field in fields(Evidence)]
-    found = store.read([9, 0, 5, 9])
-    for field, values in zip(fields(Evidence), everything, strict=True):
-        assert torch.equal(getattr(found, field.name), values[[9, 0, 5, 9]])
 
 
 def test_evidence_is_stored_under_the_autocast_of_a_caller(whole, tmp_path):
