@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import io
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
@@ -18,7 +18,10 @@ from weakref import WeakKeyDictionary
 import torch
 from timm.layers import DropPath, PatchDropout
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from explainers.sampling import uniform
 
 Identity = dict[str, Any]
 
@@ -73,6 +76,54 @@ def _numbers(value: Any) -> Tensor:
     file = io.BytesIO()
     torch.save(value, file)
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+
+ROUNDED = {"matrices": 0.004, "vectors": 0.05}
+"""Largest difference between the weights of two copies of a model, relative to their size, that rounding explains.
+
+bfloat16 moves matrices by 0.0023. Training moves them farther. Files of 8 bits round biases and norms coarsely."""
+
+
+SUMS = 8  # of each weight in a sketch
+
+
+def sketch_weights(module: nn.Module) -> list[float]:
+    """Compute a short sketch of a module's weights: eight sums of the entries of each, with fixed random signs.
+
+    The squared differences between the sketches of two modules have the squared distance of their weights as
+    expectation (Achlioptas, 2003). So a sketch tells a rounded copy from another model, which a hash does not.
+
+    >>> layer = nn.Linear(64, 64)
+    >>> sketch = sketch_weights(layer)
+    >>> is_rounded_copy(layer.bfloat16(), sketch), is_rounded_copy(nn.Linear(64, 64), sketch)
+    (True, False)
+    """
+    return [float(f"{each:.7g}") for weight in _floating(module) for each in _signed_sums(weight).tolist()]
+
+
+def is_rounded_copy(module: nn.Module, sketch: Any) -> bool:
+    """Whether a module has the weights of a sketch up to rounding, see `ROUNDED`."""
+    own = [(weight.dim() > 1, weight.square().sum(), _signed_sums(weight)) for weight in _floating(module)]
+    if not isinstance(sketch, list) or len(sketch) != SUMS * len(own):
+        return False
+    moved, size = dict.fromkeys(ROUNDED, 0.0), dict.fromkeys(ROUNDED, 1e-30)
+    for number, (matrix, square, sums) in enumerate(own):
+        kind = "matrices" if matrix else "vectors"
+        moved[kind] += (sums - torch.tensor(sketch[SUMS * number :][:SUMS])).square().sum().item()
+        size[kind] += square.item()
+    return all(moved[kind] <= limit**2 * size[kind] for kind, limit in ROUNDED.items())
+
+
+def _floating(module: nn.Module) -> Iterator[Tensor]:
+    """The parameters and statistics of a module with floating-point entries, in the order of their names."""
+    state = sorted((_drop_compiled(name), _numbers(value)) for name, value in module.state_dict().items())
+    return (value.detach().cpu().double() for _, value in state if value.is_floating_point())
+
+
+def _signed_sums(weight: Tensor) -> Tensor:
+    """The sums over every eighth entry with random signs, (8,)."""
+    signs = 2.0 * (uniform(torch.arange(weight.numel()), 0) < 0.5) - 1
+    return F.pad(weight.flatten() * signs, (0, -weight.numel() % SUMS)).view(-1, SUMS).sum(0)
 
 
 def architecture_hash(module: nn.Module) -> str:

@@ -114,14 +114,23 @@ def _with_default_tag(model: str) -> str:
 
 def for_target(target: TargetModel) -> Catalogue:
     """List the trained explainers of a model's backbone, whatever the model is called and wherever it comes from."""
+    from explainers.saved.identity import is_rounded_copy
     from explainers.saved.weights import read_header
 
-    identities = [(each, read_header(each.folder / WEIGHTS).get("target", {})) for each in available()]
-    alike = [(each, identity) for each, identity in identities if identity.get("embed_dim") == target.embed_dim]
+    headers = [(each, read_header(each.folder / WEIGHTS)) for each in available()]
+    alike = [(each, header) for each, header in headers if header["target"].get("embed_dim") == target.embed_dim]
     if not alike:
         return Catalogue()  # without a hash, which reads all weights
-    own = target.backbone_identity()["backbone_sha256"]
-    return Catalogue(each for each, identity in alike if identity.get("backbone_sha256") == own)
+    own = target.backbone_identity()
+    return Catalogue(
+        each
+        for each, header in alike
+        if header["target"]["architecture_sha256"] == own["architecture_sha256"]
+        and (
+            header["target"]["backbone_sha256"] == own["backbone_sha256"]
+            or is_rounded_copy(target.backbone, header.get("sketch"))
+        )
+    )
 
 
 def not_shipped(target: TargetModel, explainer: str) -> InputError:

@@ -290,7 +290,9 @@ def _network(kind: Any, named: dict[str, Any], file: Path) -> Any:
 
 def _settings(kind: Any, header: Identity, file: Path) -> dict[str, Any]:
     """The arguments of an explainer in a header, besides its network and grid."""
-    own = {name: value for name, value in header.items() if name not in ("network", "grid", "target", "model")}
+    own = {
+        name: value for name, value in header.items() if name not in ("network", "grid", "target", "model", "sketch")
+    }
     reading = own.pop("reading", {})
     settings = _plain(own, str(file)) | _plain(reading, f"{file}: reading")
     _check_known({*settings}, {*inspect.signature(kind).parameters} - NOT_IN_HEADERS, file)

@@ -1,5 +1,6 @@
 """The base class of TVE, AnyHead and Shapley, whose trained network explains a frozen target."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import validate_classes
-from explainers.saved.identity import Identity, recipe
+from explainers.saved.identity import Identity, is_rounded_copy, recipe, sketch_weights
 from explainers.saved.weights import check_identity, read_weights, save_weights
 from explainers.share import Pretrained
 from explainers.training.sources import Source
@@ -156,7 +157,11 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         target = saved.get("target", {})
         weights, trained = own["target"]["backbone_sha256"], str(target.get("backbone_sha256"))
         check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
-        if trained != weights and not self.allow_finetuned_backbone:
+        if trained == weights or self.allow_finetuned_backbone:
+            return
+        if is_rounded_copy(self.target.backbone, saved.get("sketch")):
+            warnings.warn(f"{self.target.name}: a rounded copy of the weights that {path} was trained on", stacklevel=2)
+        else:
             raise InputError(
                 f"{path} was trained on other weights of {own['target']['backbone']} (SHA-256 {trained[:12]}) than this"
                 f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it anyway (TVE-PT) with"
@@ -166,10 +171,13 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     def export(self, folder: Path) -> Path:
         """Write the trained network to `explainer.safetensors`, which `explainers.load` reads.
 
-        Its header is the `identity`, the name of the model in timm, and how heatmaps are read.
+        Its header is the `identity`, the name of the model in timm, how heatmaps are read, and a sketch of the
+        backbone, by which `load` knows a rounded copy.
         """
         reading = {name: getattr(self, name) for name in self.READING}
         header = self.identity() | {"model": self.target.timm_name, "reading": reading}
+        if self.serves_every_head:
+            header["sketch"] = sketch_weights(self.target.backbone)
         return save_weights(self.network.state_dict(), folder / "explainer.safetensors", header)
 
     def load(self, path: str) -> None:

@@ -96,6 +96,20 @@ def test_the_catalogue_is_searched_by_the_weights_of_the_backbone(shipped, train
     assert catalogue.for_target(other) == [] == catalogue.for_target(timm_model("test_resnet", as_target=True))
 
 
+@torch.no_grad()
+def test_a_rounded_copy_of_the_backbone_has_the_same_explainer(shipped, trained):
+    for dtype in (torch.float16, torch.bfloat16):
+        rounded = copy.deepcopy(trained.target).to(dtype).float()
+        assert [entry.name for entry in catalogue.for_target(rounded)] == [NAME]
+        with pytest.warns(UserWarning, match="vit_tiny_patch16_224: a rounded copy of the weights that .* trained on"):
+            explainers.load(NAME, target=rounded)
+    tuned = copy.deepcopy(trained.target)
+    generator = torch.Generator().manual_seed(0)
+    for weight in tuned.backbone.blocks[-1].parameters():
+        weight += 0.05 * weight.abs().mean() * torch.randn(weight.shape, generator=generator)
+    assert catalogue.for_target(tuned) == []
+
+
 def test_nothing_is_available_from_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "none")
     assert explainers.available() == [] and "no trained explainer" in repr(explainers.available())

@@ -157,7 +157,7 @@ HOSTILE = {
     "NaN when read": (header(reading__h_weight=float("nan")), "for 'h_weight', got nan"),
     "a list when read": (header(reading=[1]), "reading: expected settings, got [1]: give another file"),
     "lines in a name": (kind("a\n\x1b[2Jb"), r"got 'a\n\x1b[2Jb'"),
-    "another backbone": (header(target__backbone_sha256="0" * 64), "was trained on other weights"),
+    "another backbone": (header(target__backbone_sha256="0" * 64, sketch=[1.0]), "was trained on other weights"),
     "a target of lists": (header(target=[1]), "settings of an explainer, got AttributeError"),
     "a list as the identity": (weights(dict, {"identity": "[1]"}), "got a damaged file"),
     "an identity that is no JSON": (weights(dict, {"identity": "{"}), "got a damaged file"),
