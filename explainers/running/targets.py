@@ -116,8 +116,8 @@ def model_default(name: str, *, _root_: DictConfig) -> Any:
     """The setting that follows from `target.model`; resolves `${model_default:blocks}` in configs/target/timm.yaml.
 
     Args:
-        name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `paths`, `removals`, `functionals`, `coalitions`,
-            or a field of `ImageTransform`.
+        name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `paths`, `removals`, `functionals`,
+            `coalitions`, or a field of `ImageTransform`.
     """
     if OmegaConf.is_missing(_root_.target.model, "model_name"):
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
