@@ -13,6 +13,7 @@ from explainers.models import TargetModel
 from explainers.training.trunk import on_grid, small_linear
 from explainers.transformer.direct_paths import check_direct
 from explainers.transformer.path_flow import Paths, check_flow
+from explainers.transformer.stage_paths import check_stage_paths
 
 
 class AnyHeadNetwork(nn.Module):
@@ -35,8 +36,9 @@ class AnyHeadNetwork(nn.Module):
         depth: number of residual layers.
         heads: number of scores of each feature map.
         head_width: width of queries and keys, in channels.
-        direct: indices of the blocks of a transformer whose paths are added, in ascending order.
-        paths: `direct` for direct paths; `flow` for paths through later MLPs and other patches, of the last blocks.
+        direct: indices of the blocks of a transformer whose paths are added, in ascending order, or of stages.
+        paths: `direct` for direct paths; `flow` for paths through later MLPs and other patches, of the last blocks;
+            `stages` for those of a model that averages its last feature map, see `stage_paths`.
     """
 
     scale: Tensor
@@ -58,7 +60,7 @@ class AnyHeadNetwork(nn.Module):
         super().__init__()
         check_positive(width=width, depth=depth, heads=heads, head_width=head_width)
         if direct:
-            (check_flow if paths == "flow" else check_direct)(target, direct)
+            {"flow": check_flow, "direct": check_direct, "stages": check_stage_paths}[paths](target, direct)
             self.path_weight = nn.Linear(width, len(direct))
             nn.init.zeros_(self.path_weight.weight)
             nn.init.ones_(self.path_weight.bias)

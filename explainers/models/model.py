@@ -309,13 +309,18 @@ class TargetModel(nn.Module):
         Returns:
             The embeddings (B, D), and for each block a feature map (B, N', C) of N' positions, row by row.
         """
+        features, maps = self.read_maps(normalised, blocks)
+        return self.pool(features), maps
+
+    def read_maps(self, normalised: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Compute what `pool` takes, and the feature maps of `embed_with_maps`."""
         tokens = isinstance(
             self.backbone, VisionTransformer | NaFlexVit
         )  # NLC avoids a copy, but other models support NCHW alone
         features, maps = self.backbone.forward_intermediates(
             normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
         )
-        return self.pool(features), maps if tokens else [feature_map.flatten(2).mT for feature_map in maps]
+        return features, maps if tokens else [feature_map.flatten(2).mT for feature_map in maps]
 
     def embed_with_patches(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the embeddings of the images, and of their patches after the same final normalisation.
@@ -337,12 +342,19 @@ class TargetModel(nn.Module):
             if self.backbone.attn_pool is None:
                 return embeddings, self.backbone.fc_norm(patches)
             return embeddings, self.pool(patches.flatten(0, 1)[:, None]).unflatten(0, patches.shape[:2])
+        return embeddings, self.positions(features)
+
+    def positions(self, features: Tensor) -> Tensor:
+        """The positions of the last feature map of a CNN or Swin, (B, P, D), which the embedding averages.
+
+        `embed_with_patches` says what is raised for other models.
+        """
         after_pooling = getattr(getattr(self.backbone, "head", None), "norm", nn.Identity())
         if features.dim() == 4 and isinstance(after_pooling, nn.Identity):
             if features.shape[-1] == self.embed_dim:  # Swin, channels last
-                return embeddings, features.flatten(1, 2)
+                return features.flatten(1, 2)
             if features.shape[1] == self.embed_dim:
-                return embeddings, features.flatten(2).mT
+                return features.flatten(2).mT
         raise InputError(
             f"expected a model that can embed single patches like images, got {self.name}: take a ViT with a class"
             " token or average pooling, a Swin or a ResNet"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from explainers.posthoc.lime import LIME
     from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
     from explainers.posthoc.names import build, build_all, methods_for
-    from explainers.posthoc.patch_vectors import CAM, DirectPaths, PathFlow
+    from explainers.posthoc.patch_vectors import CAM, DirectPaths, PathFlow, StagePaths
     from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
     from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
     from explainers.posthoc.vit_cx import ViTCX
@@ -90,6 +90,7 @@ __all__ = [
     "ScoreCAM",
     "SkipPLUS",
     "SmoothGrad",
+    "StagePaths",
     "TokenGradient",
     "TokenTM",
     "TransformerAttribution",

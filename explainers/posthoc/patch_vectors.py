@@ -16,6 +16,7 @@ from explainers.transformer.blocks import find_blocks, layer_index, middle_layer
 from explainers.transformer.direct_paths import check_direct, head_paths, parse_heads, record_direct
 from explainers.transformer.path_flow import check_flow, count_patches, read_paths, record_flow, sum_paths
 from explainers.transformer.recording import Record
+from explainers.transformer.stage_paths import StageRecord, check_stage_paths, record_stage_paths
 
 
 class PatchVectors(FunctionalMethod):
@@ -110,13 +111,13 @@ class PathVectors(PatchVectors):
         """Record the paths of the pass that runs inside the context."""
         raise NotImplementedError
 
-    def _read(self, images: Tensor) -> tuple[Tensor, Record]:
+    def _read(self, images: Tensor) -> tuple[Tensor, Record | StageRecord]:
         """The embeddings (B, D) of uint8 images, and the record of their pass."""
         with self._record() as record:
             embeddings = self.target.embed(self.target.normalise(images))
         return embeddings, record
 
-    def _paths(self, record: Record, functionals: Tensor | None = None) -> Tensor:
+    def _paths(self, record: Record | StageRecord, functionals: Tensor | None = None) -> Tensor:
         """The sum of the paths of all blocks: c_z (B, N', D), or v · c_z (B, N', V)."""
         return read_paths(self.target, record, functionals, self.heads).float().sum(1)
 
@@ -193,6 +194,29 @@ class PathFlow(PathVectors):
 
     def _record(self) -> AbstractContextManager[Record]:
         return record_flow(self.target, self.blocks)
+
+
+class StagePaths(PathVectors):
+    """Class activation mapping relative to a blank image, shared out to patches by earlier stages (this project's own).
+
+    `explainers.transformer.stage_paths` has the formulas.
+
+    Args:
+        start: index of the first of the stages, negative from the last; `None` for the last three.
+    """
+
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
+    ) -> None:
+        super().__init__(target, grid, output)
+        count = len(list(getattr(target.backbone, "feature_info", [])))
+        self.start = start
+        self.stages = list(range(count))[-3 if start is None else start :]
+        check_stage_paths(target, self.stages)
+
+    def _read(self, images: Tensor) -> tuple[Tensor, StageRecord]:
+        embeddings, _, record = record_stage_paths(self.target, self.target.normalise(images), self.stages)
+        return embeddings, record
 
 
 def list_blocks(target: TargetModel, start: int | None) -> list[int]:

@@ -26,6 +26,7 @@ from explainers.models.heads import NoHead
 from explainers.models.removal import supports_drop
 from explainers.training.trunk import default_blocks, space_blocks
 from explainers.transformer.direct_paths import default_direct
+from explainers.transformer.stage_paths import default_stages
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -115,8 +116,8 @@ def model_default(name: str, *, _root_: DictConfig) -> Any:
     """The setting that follows from `target.model`; resolves `${model_default:blocks}` in configs/target/timm.yaml.
 
     Args:
-        name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `removals`, `functionals`, `coalitions`, or
-            a field of `ImageTransform`.
+        name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `paths`, `removals`, `functionals`,
+            `coalitions`, or a field of `ImageTransform`.
     """
     if OmegaConf.is_missing(_root_.target.model, "model_name"):
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
@@ -148,6 +149,7 @@ def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
     with torch.device("cpu"):  # whose mean is read, whatever device the caller works on
         target = model if own else TargetModel(model, nn.Identity())
     direct = default_direct(target)
+    stages = [] if direct else default_stages(target)
     functionals = "head" if headed else _choose_functionals(model)
     return {
         **{key: list(value) if key == "fill" else value for key, value in asdict(target.transform).items()},
@@ -155,7 +157,8 @@ def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
         "patch_size": target.grid.patch_size,
         "blocks": default_blocks(target),
         "four_blocks": space_blocks(target, 4),
-        "direct": direct,
+        "direct": direct or stages,
+        "paths": "stages" if stages else "flow",
         "removals": ["zero", "black", *["drop"] * supports_drop(target)],
         "functionals": functionals,
         "coalitions": "ranking" if direct and functionals != "images" else "regions",

@@ -12,6 +12,7 @@ from explainers.saved.identity import Identity, recipe
 from explainers.transformer.direct_paths import record_direct
 from explainers.transformer.path_flow import Paths, read_paths, record_flow
 from explainers.transformer.recording import Record
+from explainers.transformer.stage_paths import StageRecord, record_stage_paths
 
 
 class Source(Protocol):
@@ -98,8 +99,8 @@ class Features:
     Args:
         target: the frozen model.
         blocks: indices of the blocks whose feature maps are rows.
-        direct: indices of the blocks whose paths are a row.
-        paths: `direct` for `direct_paths`; `flow` for `path_flow`, of the last blocks.
+        direct: indices of the blocks whose paths are a row, or of the stages.
+        paths: `direct` for `direct_paths`; `flow` for `path_flow`, of the last blocks; `stages` for `stage_paths`.
     """
 
     entries = ("image",)
@@ -123,7 +124,7 @@ class Features:
         return rows if record is None else rows | {"direct": read_paths(self.target, record)}
 
     @torch.no_grad()
-    def read(self, images: Tensor) -> tuple[dict[str, Tensor], Record | None]:
+    def read(self, images: Tensor) -> tuple[dict[str, Tensor], Record | StageRecord | None]:
         """Compute all rows of uint8 images (B, C, H, W) but `direct`, which a few functionals do not need.
 
         Returns:
@@ -132,6 +133,9 @@ class Features:
         normalised = self.target.normalise(images)
         if not self.direct:
             return self._rows(normalised), None
+        if self.paths == "stages":
+            embeddings, maps, stages = record_stage_paths(self.target, normalised, self.direct, self.blocks)
+            return name_rows(embeddings, maps), stages
         record_blocks = record_flow if self.paths == "flow" else record_direct
         with record_blocks(self.target, self.direct) as record:
             rows = self._rows(normalised)
@@ -141,12 +145,16 @@ class Features:
         """The embeddings and feature maps."""
         if not self.blocks:
             return {"embedding": self.target.embed(normalised)}
-        embeddings, maps = self.target.embed_with_maps(normalised, self.blocks)
-        return {"embedding": embeddings} | {f"map_{i}": value for i, value in enumerate(maps)}
+        return name_rows(*self.target.embed_with_maps(normalised, self.blocks))
 
     def key(self) -> Identity:
         own: Identity = {"source": "features", "target": self.target.backbone_identity()}
         return own | recipe(self, without=own)
+
+
+def name_rows(embeddings: Tensor, maps: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Embeddings and feature maps by the names of their rows."""
+    return {"embedding": embeddings} | {f"map_{i}": value for i, value in enumerate(maps)}
 
 
 class Pixels:

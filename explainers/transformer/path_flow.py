@@ -40,9 +40,10 @@ from explainers.transformer.direct_paths import (
 )
 from explainers.transformer.recording import Record, attach_record, attention_scores
 from explainers.transformer.rules import Rules
+from explainers.transformer.stage_paths import StageRecord, stage_paths, sum_stage_paths
 
-Paths = Literal["direct", "flow"]
-"""Which paths from patches to the embedding: direct ones, or those that go on and start earlier."""
+Paths = Literal["direct", "flow", "stages"]
+"""Which paths from patches to the embedding: direct ones, those that go on and start earlier, or those of stages."""
 
 
 class FlowRecord(Record):
@@ -145,11 +146,16 @@ def path_flow(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
 
 def read_paths(
     target: TargetModel,
-    record: Record,
+    record: Record | StageRecord,
     functionals: Tensor | None = None,
     heads: Collection[tuple[int, int]] | None = None,
 ) -> Tensor:
-    """Compute the `path_flow` of a record of flow, or else the `direct_paths`, which may be of some `heads` alone."""
+    """Compute the `path_flow` of a record of flow, the `stage_paths` of one of stages, or else the `direct_paths`.
+
+    Direct paths may be of some `heads` alone.
+    """
+    if isinstance(record, StageRecord):
+        return stage_paths(record, functionals)
     if isinstance(record, FlowRecord):
         return path_flow(target, record, functionals)
     return direct_paths(target, record, functionals, heads)
@@ -158,7 +164,7 @@ def read_paths(
 @torch.no_grad()
 def sum_paths(
     target: TargetModel,
-    record: Record,
+    record: Record | StageRecord,
     patches: Tensor,
     weights: Tensor | None = None,
     heads: Collection[tuple[int, int]] | None = None,
@@ -178,6 +184,8 @@ def sum_paths(
     Returns:
         (B, P, D).
     """
+    if isinstance(record, StageRecord):
+        return sum_stage_paths(record, patches, weights)
     flow = record if isinstance(record, FlowRecord) else None
     mlps = linearise_mlps(target, flow) if flow and has_mlp_paths(target, record.blocks) else []
     dtype = record.values[0].dtype
@@ -196,8 +204,10 @@ def sum_paths(
     return project_into_embedding(target, total)
 
 
-def count_patches(target: TargetModel, record: Record) -> int:
+def count_patches(target: TargetModel, record: Record | StageRecord) -> int:
     """The number of the model's own patches, from which recorded paths start."""
+    if isinstance(record, StageRecord):
+        return record.shares[0].shape[1]
     return record.values[0].shape[2] - num_prefix_tokens(target)
 
 
