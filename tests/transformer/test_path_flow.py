@@ -11,14 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from explainers.errors import InputError
 from explainers.transformer.direct_paths import direct_paths, record_direct
-from explainers.transformer.path_flow import (
-    has_mlp_paths,
-    mlp_paths,
-    path_flow,
-    prefer_sums,
-    record_flow,
-    sum_paths,
-)
+from explainers.transformer.path_flow import has_mlp_paths, mlp_paths, path_flow, prefer_sums, record_flow, sum_paths
 
 CLASS_TOKEN = {name: slow.MODELS[name] for name in ("vit", "layer_scale", "registers")}
 CLASS_TOKEN["tanh"] = ("vit_tiny_patch16_224", {"act_layer": "gelu_tanh", "qkv_bias": True, "fc_norm": True})
