@@ -18,7 +18,8 @@ from explainers.refinement.refine import check_refine
 from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
 from explainers.training.sources import Features, Loss
 from explainers.training.trunk import Decomposition, at_patches
-from explainers.transformer.path_flow import count_patches, read_paths, sum_paths
+from explainers.transformer.path_flow import count_patches, prefer_sums, read_paths, sum_paths
+from explainers.transformer.recording import Record
 
 
 class Teacher(Loss, Protocol):
@@ -112,9 +113,12 @@ class AnyHead(NetworkExplainer):
 
         return rows["embedding"], products, vectors
 
-    def _predicted(self, rows: dict[str, Tensor], functionals: Tensor | None = None) -> Tensor:
+    def _predicted(self, rows: dict[str, Tensor]) -> Tensor:
+        """The vectors of `predict`, refined if `refine` says so, to explain classes."""
+        return self._refined(self.predict(rows), rows)
+
+    def _refined(self, predicted: Tensor, rows: dict[str, Tensor], functionals: Tensor | None = None) -> Tensor:
         """The vectors of `predict`, refined if `refine` says so, to explain functionals (B, V, D) or classes."""
-        predicted = self.predict(rows)
         if not self.refine:
             return predicted
         prior = SimpleNamespace(target=self.target, grid=self.grid, decompose=lambda _: (predicted, rows["embedding"]))
@@ -177,18 +181,29 @@ class AnyHead(NetworkExplainer):
     def _explain_functionals(self, images: Tensor, functionals_of: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
         """Explain functionals (B, V, D) that depend on the rows: heatmaps (B, V, rows, columns).
 
-        Fewer than D functionals are explained without their vectors c_z, which is faster.
+        Few functionals, see `prefer_sums`, are explained without the vectors c_z, which is faster.
         """
         self.grid.check(images)
         rows, record = self.reads.read(images)
         functionals = functionals_of(rows)
-        few = functionals.shape[1] < self.target.embed_dim and not functionals.requires_grad  # paths have no gradients
-        if not self.refine and few:
+        count = functionals.shape[1]
+        few = count < self.target.embed_dim and not prefer_sums(self.target, record, self.grid.num_patches, count)
+        if not self.refine and few and not functionals.requires_grad:  # paths have no gradients
             paths = None if record is None else read_paths(self.target, record, functionals)
             return self._run(rows, paths, functionals).float().mT.unflatten(-1, self.grid.shape)
-        if record is not None:
-            rows["direct"] = read_paths(self.target, record)
-        return self._attribute(self._predicted({"image": images} | rows, functionals), functionals)
+        predicted = self._refined(self._predict_once(rows, record), {"image": images} | rows, functionals)
+        return self._attribute(predicted, functionals)
+
+    def _predict_once(self, rows: dict[str, Tensor], record: Record | None) -> Tensor:
+        """The vectors of `predict`, of a pass of which the paths are not read yet."""
+        if record is None:
+            return self.predict(rows)
+        if not prefer_sums(self.target, record, self.grid.num_patches, self.target.embed_dim):
+            return self.predict(rows | {"direct": read_paths(self.target, record)})
+        network = self.network
+        tokens = network.read_tokens(rows["embedding"], self._feature_maps(rows))
+        paths = sum_paths(self.target, record, None, network.weigh_paths(tokens, self._blend))
+        return network.write_vectors(tokens, blend=self._blend) + network.scale * paths
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
         """Predict c_z of every patch, (B, N, D), from the rows of `reads`."""

@@ -25,7 +25,6 @@ from typing import Any, Literal
 import torch
 from timm.layers import GELU, GELUTanh, Mlp
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -161,11 +160,10 @@ def read_paths(
     return direct_paths(target, record, functionals, heads)
 
 
-@torch.no_grad()
 def sum_paths(
     target: TargetModel,
     record: Record | StageRecord,
-    patches: Tensor,
+    patches: Tensor | None = None,
     weights: Tensor | None = None,
     heads: Collection[tuple[int, int]] | None = None,
 ) -> Tensor:
@@ -177,7 +175,7 @@ def sum_paths(
     Args:
         target: the recorded model.
         record: what `record_flow` or `record_direct` recorded.
-        patches: their indices, (B, P).
+        patches: their indices, (B, P); `None` for all.
         weights: w, (B, P, L); `None` for 1.
         heads: see `direct_paths`.
 
@@ -187,21 +185,38 @@ def sum_paths(
     if isinstance(record, StageRecord):
         return sum_stage_paths(record, patches, weights)
     flow = record if isinstance(record, FlowRecord) else None
-    mlps = linearise_mlps(target, flow) if flow and has_mlp_paths(target, record.blocks) else []
+    with torch.no_grad():  # gradients reach the weights w alone
+        mlps = linearise_mlps(target, flow) if flow and has_mlp_paths(target, record.blocks) else []
+        rows = [*read_rows(target, record, heads)]
     dtype = record.values[0].dtype
-    own = F.one_hot(patches, count_patches(target, record)).to(dtype)
+    own = torch.eye(count_patches(target, record), dtype=dtype, device=record.final.device)
+    own = own.expand(len(record.final), -1, -1) if patches is None else own[patches]
     share, total = torch.zeros_like(own), torch.zeros((), dtype=dtype)
     prefix = num_prefix_tokens(target)
-    for i, row in enumerate(read_rows(target, record, heads)):
+    for i, row in enumerate(rows):
         share = share @ flow.transitions[i - 1].mT if flow and i else torch.zeros_like(own)
         share = share + (own if weights is None else own * weights[..., i, None].to(dtype))  # of each patch, (B, P, N)
-        mixed = (share[:, None] * row[:, :, None]) @ record.values[i][:, :, prefix:]  # of each head, (B, A, P, d)
+        carried = record.values[i][:, :, prefix:].transpose(1, 2) * row.mT[..., None]  # (B, N, A, d)
         projection = head_projections(target, record.blocks[i]).flatten(1).to(dtype)
-        total = total + mixed.transpose(1, 2).flatten(2) @ projection.mT
+        total = total + share @ carried.flatten(2) @ projection.mT
         if mlps:
             write, slope, read = mlps[i]
             total = total + (total @ read.mT).mul_(slope[:, None]) @ write
     return project_into_embedding(target, total)
+
+
+def prefer_sums(target: TargetModel, record: Record | StageRecord | None, patches: int, functionals: int) -> bool:
+    """Whether `sum_paths` of all patches takes fewer operations than `read_paths` of some number of functionals.
+
+    With MLP paths, each block multiplies M (9 D² + N D + N²) times: for the M = N patches of `sum_paths`, or for the
+    functionals of `read_paths`; more than D functionals are read from M = D rows of a Jacobian. Without MLP paths there
+    is nothing to save, and paths are not summed if heatmaps have another number of `patches` than the model.
+    """
+    return (
+        isinstance(record, FlowRecord)
+        and has_mlp_paths(target, record.blocks)
+        and count_patches(target, record) == patches < min(functionals, target.embed_dim)
+    )
 
 
 def count_patches(target: TargetModel, record: Record | StageRecord) -> int:

@@ -88,10 +88,11 @@ def stage_paths(record: StageRecord, functionals: Tensor | None = None) -> Tenso
     return torch.stack([share @ values for share in record.shares], 1)
 
 
-def sum_stage_paths(record: StageRecord, patches: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute Σ_l w_lz p_lz for the paths p_l of some patches (B, P), with weights w (B, P, L): (B, P, D)."""
-    rows = torch.arange(len(patches), device=patches.device)[:, None]
-    shares = torch.stack([share[rows, patches] for share in record.shares], 2)  # (B, P, L, positions)
+def sum_stage_paths(record: StageRecord, patches: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+    """Compute Σ_l w_lz p_lz for the paths p_l of some patches (B, P), or all, with weights w (B, P, L): (B, P, D)."""
+    shares = torch.stack(record.shares, 2)  # (B, N, L, positions)
+    if patches is not None:
+        shares = shares[torch.arange(len(patches), device=patches.device)[:, None], patches]
     return (shares if weights is None else shares * weights[..., None]).sum(2) @ record.vectors
 
 

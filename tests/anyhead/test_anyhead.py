@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from toys import VECTORS, batch_of, equal, fit, state, step, training
 
-from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
+from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher, anyhead
 from explainers.errors import InputError
 from explainers.models.functionals import class_rows, head_functionals
 from explainers.models.heads import DistilledHead
+from explainers.refinement import refine
 from explainers.training.sources import complete
+from explainers.transformer.path_flow import sum_paths
 from explainers.weight_vectors.fixed_head import FixedHead
 from explainers.weight_vectors.projections import simplex
 
@@ -243,3 +245,48 @@ def test_the_gradient_of_a_heatmap_by_its_functional_is_the_vector_of_the_patch(
     functionals = torch.randn(5, target.embed_dim, requires_grad=True)
     found = torch.autograd.grad(explainer.explain(images, functionals)[:, 0, 0].sum(), functionals)[0]
     torch.testing.assert_close(found, explainer.decompose(images)[0][:, 0].detach())
+
+
+FLOW = {"network": partial(AnyHeadNetwork, blocks=[1], width=12, direct=[0, 1], paths="flow"), "blend": 0.3}
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("arguments", [{}, {"reg_tokens": 2}, {"global_pool": "avg"}], ids=str)
+@torch.no_grad()
+def test_all_classes_at_once_are_what_each_is_alone(make_target, monkeypatch, arguments, size, precision):
+    target = make_target(img_size=size, num_classes=30, **arguments)
+    explainer = AnyHead(target, target.grid, **FLOW, temperature=1.0).eval()
+    nn.init.normal_(explainer.network.path_weight.weight)
+    images, sums = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8), []
+    monkeypatch.setattr(anyhead, "sum_paths", lambda *args: sums.append(sum_paths(*args)) or sums[-1])
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        found = explainer.all_classes(images)
+        assert len(sums) == (size == 32 and "global_pool" not in arguments)  # 16 patches, or 64, and 24 channels
+        for label in (0, 7, 29):
+            alone = explainer(images, torch.tensor([label, label]))
+            error = (found[:, label] - alone).abs().max() / alone.abs().max()
+            assert error < (1e-4 if precision == torch.float32 else 0.05)
+        assert len(sums) < 2
+
+
+@torch.no_grad()
+def test_vectors_that_are_summed_are_refined(make_target, images):
+    target = make_target(num_classes=30)
+    prior, own = (AnyHead(target, target.grid, **FLOW, refine=passes).eval() for passes in (0, 8))
+    own.network.load_state_dict(prior.network.state_dict())
+    refined = refine(prior, images, passes=8, temperature=None)
+    expected = refined.explain(target.head.weight.expand(5, -1, -1)).heatmaps
+    torch.testing.assert_close(own.all_classes(images), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_gradients_of_heatmaps_by_the_network_are_those_of_the_vectors(make_target, images):
+    target = make_target(num_classes=30)
+    explainer = AnyHead(target, target.grid, **FLOW).eval()
+    weights = list(explainer.network.path_weight.parameters())
+    found = torch.autograd.grad(explainer.all_classes(images)[:, 3, 1].sum(), weights)
+    rows = explainer.reads({"image": images})
+    vectors = explainer.predict(rows).unflatten(1, target.grid.shape)[:, 1]
+    expected = torch.autograd.grad((vectors @ target.head.weight[3]).sum(), weights)
+    assert expected[0].abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
