@@ -20,6 +20,7 @@ from explainers.training.sources import Features, Loss
 from explainers.training.trunk import Decomposition, at_patches
 from explainers.transformer.path_flow import count_patches, prefer_sums, read_paths, sum_paths
 from explainers.transformer.recording import Record
+from explainers.transformer.stage_paths import StageRecord
 
 
 class Teacher(Loss, Protocol):
@@ -194,7 +195,7 @@ class AnyHead(NetworkExplainer):
         predicted = self._refined(self._predict_once(rows, record), {"image": images} | rows, functionals)
         return self._attribute(predicted, functionals)
 
-    def _predict_once(self, rows: dict[str, Tensor], record: Record | None) -> Tensor:
+    def _predict_once(self, rows: dict[str, Tensor], record: Record | StageRecord | None) -> Tensor:
         """The vectors of `predict`, of a pass of which the paths are not read yet."""
         if record is None:
             return self.predict(rows)
