@@ -43,16 +43,13 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
     """
     with torch.inference_mode(False), torch.enable_grad():
         embeddings = embeddings.detach().float().clone().requires_grad_()
+        logits = target.classify(embeddings)
         own = classes.clone()  # a copy, because inference tensors have no gradient
-        scores = class_scores(target, target.classify(embeddings), own, output)
-        return compute_gradient(embeddings, scores, target, "its head")
-
-
-def class_scores(target: TargetModel, logits: Tensor, classes: Tensor, output: Output) -> Tensor:
-    """Return the score of a class (B,) of each image, given its logits (B, K): (B,)."""
-    if output == "log_odds":
-        return log_odds(logits, classes, target.score)
-    return (target.scores(logits) if output == "probability" else logits).gather(-1, classes[:, None])[:, 0]
+        if output == "log_odds":
+            of_class = log_odds(logits, own, target.score)
+        else:
+            of_class = (target.scores(logits) if output == "probability" else logits).gather(-1, own[:, None])[:, 0]
+        return compute_gradient(embeddings, of_class, target, "its head")
 
 
 def sum_on_grid(scores: Tensor, shape: tuple[int, int]) -> Tensor:
