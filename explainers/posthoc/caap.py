@@ -8,10 +8,9 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from explainers.errors import InputError, UnsupportedModel, check_positive
-from explainers.masking import PatchGrid, neighbourhoods
+from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.white_box import FunctionalMethod, Output
 from explainers.runtime.progress import advance
@@ -35,7 +34,6 @@ class CAAP(FunctionalMethod):
     Args:
         first: index of the first block whose input is patched; negative from the last; `None` for ⌊L / 4⌋.
         last: index of the last such block; `None` for ⌊3 L / 4⌋ − 1.
-        hops: patch all tokens at most so many steps away from z together; 0 for z alone.
         chunk_size: maximum number of patched passes in memory.
     """
 
@@ -48,7 +46,6 @@ class CAAP(FunctionalMethod):
         output: Output = "logit",
         first: int | None = None,
         last: int | None = None,
-        hops: int = 0,
         chunk_size: int = 256,
     ) -> None:
         super().__init__(target, grid, output)
@@ -61,12 +58,8 @@ class CAAP(FunctionalMethod):
         self.last = max(3 * count // 4 - 1, self.first) if last is None else layer_index(target, last)
         if self.last < self.first:
             raise InputError(f"last={last} is before the first patched block, {self.first}: take first <= last")
-        self.hops = hops
         self.chunk_size = chunk_size
-        own = PatchGrid(grid.size, target.patch_size or grid.patch_size)
-        self.forward_passes = own.num_patches + 1
-        self.register_buffer("near", neighbourhoods(own, hops), persistent=False)
-        self.near: Tensor
+        self.forward_passes = PatchGrid(grid.size, target.patch_size or grid.patch_size).num_patches + 1
 
     @torch.no_grad()
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -76,39 +69,41 @@ class CAAP(FunctionalMethod):
         with ExitStack() as stack:
             for block in blocks[self.first : self.last + 1]:
                 stack.callback(block.register_forward_pre_hook(lambda _, args: tokens.append(args[0])).remove)
-            neutral, *embeddings = self.target.embed(torch.cat([blank, normalised])).split([1, len(images)])
-        near = F.pad(self.near.to(images.device), (num_prefix_tokens(self.target), 0))  # (N, T)
-        parts = []
-        for pairs in torch.arange(len(images) * len(near), device=images.device).split(self.chunk_size):
-            sources = [partial(torch.index_select, each, 0, 1 + pairs // len(near)) for each in tokens]
-            with paste_tokens(blocks, self.first, tokens[0][:1], sources, near[pairs % len(near)]):
+            neutral, embeddings = self.target.embed(torch.cat([blank, normalised])).split([1, len(images)])
+        prefix, parts = num_prefix_tokens(self.target), []
+        count = tokens[0].shape[1] - prefix
+        for pairs in torch.arange(len(images) * count, device=images.device).split(self.chunk_size):
+            with paste_tokens(blocks, self.first, tokens, 1 + pairs // count, prefix + pairs % count):
                 parts.append(self.target.embed(blank.expand(len(pairs), -1, -1, -1)))
             advance(len(pairs))
-        changes = (torch.cat(parts) - neutral).unflatten(0, (len(images), len(near))).float()
-        functionals = functionals_of(embeddings[0]).float()
+        changes = (torch.cat(parts) - neutral).unflatten(0, (len(images), count)).float()
+        functionals = functionals_of(embeddings).float()
         return self.patches_on_grid(torch.einsum("bnd,bvd->bvn", changes, functionals))
 
 
 @contextmanager
 def paste_tokens(
-    blocks: Sequence[nn.Module], first: int, neutral: Tensor, sources: Sequence[Callable[[], Tensor]], which: Tensor
+    blocks: Sequence[nn.Module], first: int, tokens: Sequence[Tensor], image: Tensor, position: Tensor
 ) -> Iterator[None]:
-    """Inside this context, a forward pass starts at block `first`, and some of its tokens are those of other passes.
+    """Inside this context, forward passes start at block `first` with neutral tokens, of which one is of an image.
 
     Args:
         blocks: all blocks of the model. Those before `first` return what they get.
-        first: index of the block that gets the `neutral` tokens, (1, T, D).
-        sources: for block `first` and each one after it that is patched, a function that returns tokens (n, T, D).
-        which: which tokens enter these blocks as in `sources`, boolean (n, T).
+        first: index of the first block whose input is patched.
+        tokens: what enters this block, and each one after it that is patched, in passes of the neutral image, row 0,
+            and of others: (1 + B, T, D).
+        image: the row of each pass, (n,).
+        position: the token that is that of the image, (n,).
     """
 
     def paste(number: int, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        own = args[0] if number else neutral
-        return torch.where(which[..., None], sources[number](), own), *args[1:]
+        own = args[0].clone() if number else tokens[0][:1].repeat(len(image), 1, 1)
+        own[torch.arange(len(image), device=own.device), position] = tokens[number][image, position].to(own.dtype)
+        return own, *args[1:]
 
     with ExitStack() as stack:
         for block in blocks[:first]:
             stack.enter_context(patch.object(block, "forward", lambda tokens, *_, **__: tokens))
-        for number, block in enumerate(blocks[first : first + len(sources)]):
+        for number, block in enumerate(blocks[first : first + len(tokens)]):
             stack.callback(block.register_forward_pre_hook(partial(paste, number)).remove)
         yield

@@ -14,7 +14,6 @@ from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.masking import PatchGrid
 from explainers.metrics.confidence import arcc, average_drop, fade, road_masks, unit_masks
 from explainers.models.imputation import impute
-from explainers.models.removal import masked_outputs
 from explainers.posthoc import GAE
 
 PROBES = ["road", "average_drop", "average_increase", "arcc"]
@@ -75,18 +74,6 @@ def test_noise_is_added_to_hidden_pixels_alone_and_is_that_of_every_image():
     assert found[hidden].std().item() == pytest.approx(0.01, rel=0.05) and not found[~hidden].any()
     both = hidden[0] & hidden[1]
     torch.testing.assert_close(found[0][both], found[1][both])
-
-
-@torch.no_grad()
-def test_the_removal_noisy_linear_imputes_hidden_patches(target, grid, images):
-    normalised, keep = target.normalise(images[:2]), torch.rand(2, 3, 16) < 0.5
-    logits = masked_outputs(target, target.classify, normalised, keep, grid, "noisy_linear", chunk_size=2)
-    visible = keep.view(2, 3, 4, 4).repeat_interleave(8, -1).repeat_interleave(8, -2)
-    for image in range(2):
-        for mask in range(3):
-            filled = impute(normalised[image : image + 1], visible[image, mask][None, None])
-            expected = target.classify(target.embed(filled))[0]
-            torch.testing.assert_close(logits[image, mask], expected, atol=1e-3, rtol=1e-3)
 
 
 class Planted(nn.Module):

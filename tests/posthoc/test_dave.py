@@ -7,7 +7,7 @@ import references_propagation as references
 import torch
 from references_masks import patch_means
 
-from explainers.posthoc import DAVE, DecompX
+from explainers.posthoc import DAVE
 from explainers.posthoc.dave import even_shifts
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
@@ -63,24 +63,3 @@ def test_shifts_cover_the_square_evenly_and_begin_with_none():
     assert shifts[0].tolist() == [0, 0] and shifts.abs().max() == 8
     assert shifts.double().mean(0).abs().max() < 1
     assert len({(row // 4, column // 4) for row, column in shifts.tolist()}) >= 16
-
-
-def test_without_biases_and_positions_one_sample_is_decompx(target, grid, images):
-    """Then the tokens that enter block 0 are linear in the pixels, up to the class token."""
-    with torch.no_grad():
-        target.backbone.pos_embed.zero_()
-        target.backbone.patch_embed.proj.bias.zero_()
-    close(DAVE(target, grid, samples=1)(images, CLASSES), DecompX(target, grid)(images, CLASSES))
-
-
-def test_the_image_and_its_gradient_move_together(target, grid, images):
-    """Of an image that is blank near its border, moved by whole patches, shifts of nothing give the moved heatmap."""
-    with torch.no_grad():
-        target.backbone.pos_embed.zero_()
-    inner = torch.zeros(1, 3, 32, 32)
-    inner[:, :, 8:16, 8:16] = target.normalise(images[:1])[:, :, 8:16, 8:16]
-    target.normalise = lambda given: inner.roll(8 * int(given.flatten()[0]), -1)
-    method = DAVE(target, grid, samples=5, radius=3)
-    here, there = (method(torch.full((1, 3, 32, 32), by, dtype=torch.uint8), CLASSES[:1]) for by in (0, 1))
-    close(here.roll(1, -1), there)
-    assert here.abs().max() > 1e-3
