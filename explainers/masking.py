@@ -14,9 +14,10 @@ from explainers.runtime.progress import advance
 ImageSize = int | tuple[int, int]
 """Height and width of an image in pixels, or one number for both."""
 
-Removal = Literal["zero", "black", "drop"]
+Removal = Literal["zero", "black", "drop", "noisy_linear"]
 """How to hide patches. `zero` sets pixels to 0 after normalisation, the mean pixel (TVE). `black` sets them to 0 before
-it (Chefer). `drop` removes tokens, and the others keep their positions (SkipPLUS); for ViTs only."""
+it (Chefer). `drop` removes tokens, and the others keep their positions (SkipPLUS); for ViTs only. `noisy_linear` fills
+them in from the visible pixels around (ROAD), which takes as long as a small model does."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +174,13 @@ def mask_pixels(images: Tensor, keep: Tensor, grid: PatchGrid, fill: Tensor | fl
     [[[[1.0, 0.0], [0.0, 4.0]]]]
     """
     grid.check(images)
+    return torch.where(visible_pixels(keep, grid), images, fill)
+
+
+def visible_pixels(keep: Tensor, grid: PatchGrid) -> Tensor:
+    """Which pixels are in visible patches, `keep`, boolean (B, N): boolean, (B, 1, H, W)."""
     visible = keep.unflatten(-1, (1, *grid.shape))
-    visible = visible.repeat_interleave(grid.patch_size, -1).repeat_interleave(grid.patch_size, -2)  # (B, 1, H, W)
-    return torch.where(visible, images, fill)
+    return visible.repeat_interleave(grid.patch_size, -1).repeat_interleave(grid.patch_size, -2)
 
 
 def masked_forward(

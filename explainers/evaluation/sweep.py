@@ -10,11 +10,22 @@ from explainers import Details, Explainer
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.additivity import Infidelity, SensitivityN, sized_coalitions, subset_sizes
+from explainers.metrics.confidence import (
+    ARCC,
+    ROAD,
+    AverageDrop,
+    AverageIncrease,
+    Confidence,
+    fade,
+    road_masks,
+    unit_masks,
+)
 from explainers.metrics.perturbation import importance_order, inner_levels, perturbation_sweep
 from explainers.metrics.saco import SaCo, group_saliences, salience_groups
 from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensitivity, random_weights, replace_weights
 from explainers.models import TargetModel
-from explainers.models.removal import check_removal, masked_outputs
+from explainers.models.removal import check_removal, masked_outputs, masked_scores
+from explainers.models.scores import check_probabilities
 
 Order = Literal["patches", "pixels", "saliency"]
 """What is removed in the order of a heatmap. For `pixels`, it is scaled up to the image by bilinear interpolation;
@@ -126,7 +137,7 @@ class Sweep:
         return perturbation_sweep(lambda keep: self.logits(normalised, keep), order, classes, *settings)
 
 
-Probe = Literal["saco", "sensitivity_n", "infidelity", "max_sensitivity", "randomisation"]
+Probe = Literal["saco", "sensitivity_n", "infidelity", "max_sensitivity", "randomisation", Confidence]
 
 GROUPS, SUBSETS, DRAWS = 10, 20, 4
 """Groups of SaCo; removed subsets of each of five sizes; noisy images of max-sensitivity."""
@@ -137,6 +148,10 @@ PROBES: dict[str, Any] = {
     "infidelity": Infidelity,
     "max_sensitivity": MaxSensitivity,
     "randomisation": Randomisation,
+    "road": ROAD,
+    "average_drop": AverageDrop,
+    "average_increase": AverageIncrease,
+    "arcc": ARCC,
 }
 """Name → metric, whose `column` is the title of its column."""
 
@@ -157,6 +172,10 @@ class Probes:
         self.names = tuple(names)
         self.sweep = sweep
         self.shares = bool({"sensitivity_n", "infidelity"} & set(names))
+        self.imputes = bool({"road", "arcc"} & set(names))
+        self.fades = [name for name in self.names if name in ("average_drop", "average_increase")]
+        for name in (*self.fades, *{"arcc"} & set(names)):
+            check_probabilities(sweep.target, f"probes={name}", "leave it out, or take road")
         if names:
             check_range(GROUPS, patches=sweep.grid.num_patches)
         self.weights = random_weights(sweep.target) if "randomisation" in names else {}
@@ -164,12 +183,12 @@ class Probes:
     @property
     def forward_passes(self) -> tuple[int, int]:
         """Masked images for each image: shared by all explainers, and for each explainer."""
-        return 5 * SUBSETS * self.shares, GROUPS * ("saco" in self.names)
+        return 5 * SUBSETS * self.shares, GROUPS * ("saco" in self.names) + 18 * self.imputes + bool(self.fades)
 
     @property
     def explanations(self) -> int:
         """Number of further explanations of each image by each explainer."""
-        return DRAWS * ("max_sensitivity" in self.names) + ("randomisation" in self.names)
+        return DRAWS * ("max_sensitivity" in self.names) + sum(name in self.names for name in ("randomisation", "arcc"))
 
     def subsets(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Random subsets of patches, which all explainers share, and the drops that their removal causes.
@@ -193,8 +212,8 @@ class Probes:
     ) -> None:
         """Update the metrics of one explainer.
 
-        Explainers that read a cache are left out of `max_sensitivity` and `randomisation`: the cache holds neither
-        noisy images nor heatmaps of random weights.
+        Explainers that read a cache are left out of `max_sensitivity`, `randomisation` and `arcc`: the cache holds
+        neither noisy or faded images nor heatmaps of random weights.
         """
         scores = heatmaps.flatten(1)
         cached = not getattr(explainer, "timed", True)
@@ -210,6 +229,28 @@ class Probes:
         if "randomisation" in self.names and not cached:
             with replace_weights(self.sweep.target, self.weights):
                 metrics["randomisation"].update(heatmaps, explainer(given["image"], given["classes"]))
+        if self.fades or self.imputes:
+            self._update_confidence(metrics, None if cached else explainer, heatmaps, given)
+
+    @torch.no_grad()
+    def _update_confidence(
+        self, metrics: Mapping[str, Any], explainer: Explainer | None, heatmaps: Tensor, given: Mapping[str, Tensor]
+    ) -> None:
+        """Update the metrics of `Confidence`, ARCC only with an explainer, which explains faded images."""
+        target, grid, images, classes = self.sweep.target, self.sweep.patches, given["normalised"], given["classes"]
+        masks = unit_masks(heatmaps, grid.size)
+        if self.fades:
+            faded = target.score_images(images * masks[:, None]).take_along_dim(classes[:, None], 1)[:, 0]
+            for name in self.fades:
+                metrics[name].update(given["scores"], faded)
+        if self.imputes:
+            keep = road_masks(heatmaps.flatten(1), given["index"])
+            outputs = masked_scores(target, images, classes, keep, grid, "noisy_linear", self.sweep.chunk_size)
+            if "road" in self.names:
+                metrics["road"].update(outputs)
+            if "arcc" in self.names and explainer is not None:
+                again = explainer(fade(given["image"], masks, target.mean), classes)
+                metrics["arcc"].update(masks, unit_masks(again, grid.size), outputs)
 
     def _drops(self, given: Mapping[str, Tensor], keep: Tensor) -> Tensor:
         """Drops of the score of the class, such as its probability, under masks (B, M, N): (B, M)."""

@@ -7,6 +7,7 @@ from explainers import import_at_use
 if TYPE_CHECKING:
     from explainers.metrics.additivity import Infidelity, SensitivityN, infidelity, sensitivity_n, sized_coalitions
     from explainers.metrics.agreement import RankCorrelation, TopOverlap, iou_at_k, rank_correlation, spearman
+    from explainers.metrics.confidence import ARCC, ROAD, AverageDrop, AverageIncrease
     from explainers.metrics.curves import CURVES
     from explainers.metrics.localization import (
         AveragePrecision,
@@ -25,6 +26,7 @@ else:  # at first use, because torchmetrics takes a second
     EXPORTED = {
         "additivity": ("Infidelity", "SensitivityN", "infidelity", "sensitivity_n", "sized_coalitions"),
         "agreement": ("RankCorrelation", "TopOverlap", "iou_at_k", "rank_correlation", "spearman"),
+        "confidence": ("ARCC", "ROAD", "AverageDrop", "AverageIncrease"),
         "curves": ("CURVES",),
         "localization": (
             *("AveragePrecision", "BoxAccuracy", "PointingGame"),
@@ -40,7 +42,11 @@ else:  # at first use, because torchmetrics takes a second
     )
 
 __all__ = [
+    "ARCC",
     "CURVES",
+    "ROAD",
+    "AverageDrop",
+    "AverageIncrease",
     "AveragePrecision",
     "BoxAccuracy",
     "Infidelity",

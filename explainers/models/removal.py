@@ -12,7 +12,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from explainers.errors import InputError, checks_choices
-from explainers.masking import PatchGrid, Removal, apply_in_chunks, map_shape, mask_pixels
+from explainers.masking import PatchGrid, Removal, apply_in_chunks, map_shape, mask_pixels, visible_pixels
+from explainers.models.imputation import impute
 from explainers.models.model import TargetModel
 
 
@@ -72,6 +73,8 @@ def masked_outputs(
     def compute(images: Tensor, masks: Tensor) -> Tensor:
         if removal == "drop":
             return function(embed_visible(target, images, masks))
+        if removal == "noisy_linear":
+            return function(target.embed(impute(images, visible_pixels(masks, grid))))
         return function(target.embed(mask_pixels(images, masks, grid, fill)))
 
     return apply_in_chunks(compute, normalised, keep, chunk_size, by_size=removal == "drop")

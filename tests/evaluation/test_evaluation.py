@@ -189,14 +189,23 @@ def test_scores_are_the_numbers_of_single_images_in_the_order_of_the_data(target
 
 @pytest.mark.parametrize("until", [1.0, 0.5])
 def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, monkeypatch, until):
-    probes = ["saco", "infidelity", "max_sensitivity", "randomisation"]
+    probes = [
+        "saco",
+        "infidelity",
+        "max_sensitivity",
+        "randomisation",
+        "road",
+        "average_drop",
+        "average_increase",
+        "arcc",
+    ]
     settings = Evaluation(grid, levels=5, until=until, probes=probes)
     evaluation = settings(target, {"rise": RISE(target, grid, masks=9)})
     made, forward = [], target.backbone.forward_features
     monkeypatch.setattr(target.backbone, "forward_features", lambda x: made.append(len(x)) or forward(x))
     measure(evaluation, digits, inference_mode=False)
     announced = evaluation.forward_passes
-    assert announced["rise"] == 9 and announced["explanations of probes"] == 5 * 9
+    assert announced["rise"] == 9 and announced["explanations of probes"] == 6 * 9
     assert sum(made) == 7 * sum(announced.values()) + 1  # and an empty image for each batch
 
 
