@@ -1,4 +1,4 @@
-"""The frontier of Fidelity⁺ and Fidelity⁻, which ask for two orders of the patches that one ranking cannot both have."""
+"""The frontier of Fidelity⁺ and Fidelity⁻: they ask for two orders of the patches, and a ranking is only one."""
 
 from collections.abc import Sequence
 

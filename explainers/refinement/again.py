@@ -37,9 +37,10 @@ def explain_again(
     """Explain images again and again while patches leave, and rank the patches by when they leave.
 
     The low order removes the least important 1/J of the patches, explains what is left, removes the least important 1/J
-    again, and so on, in J = `low` explanations. The high order removes the most important first, J = `high`. The heatmap
-    is share · r_low + (1 − share) · r_high, where r is 1/N for the least important patch of an order, and 1 for the most
-    important. Fidelity⁻ prefers the low order, Fidelity⁺ the high order (LeRF and MoRF of TRACE, Wang & Wang, 2024).
+    of it, and so on, in J = `low` explanations. The high order removes the most important first, in J = `high`. The
+    heatmap is share · r_low + (1 − share) · r_high, where r is 1/N for the least important patch of an order, ..., and
+    1 for the most important. Fidelity⁻ prefers the low order, Fidelity⁺ the high one (LeRF and MoRF of TRACE, Wang &
+    Wang, 2024).
 
     Both orders begin with the explanation of the whole image: there are `low` + `high` − 1 explanations of each image.
     An order of 1 explanation ranks the patches as the explainer does.
@@ -87,7 +88,7 @@ def explain_again(
 
 
 def removal_order(explain: Callable[[Tensor], Tensor], first: Tensor, steps: int) -> Tensor:
-    """Remove the patches of lowest scores in equal steps, with new scores of what is left before each step but the first.
+    """Remove the patches of lowest scores in equal steps; each but the first step has new scores of what is left.
 
     Args:
         explain: function from visible patches, boolean (B, N) → scores of the patches (B, N).
@@ -120,6 +121,54 @@ def hide_patches(images: Tensor, keep: Tensor, target: TargetModel, grid: PatchG
     pixels = images.int() * (white // WHITE[images.dtype])
     fill = (white * target.mean).round().int() if removal == "zero" else 0
     return mask_pixels(pixels, keep, grid, fill).to(torch.uint16)
+
+
+class Again:
+    """An explainer that explains again in a number of passes, see `explain_again` and `split_passes`.
+
+    Args:
+        explainer: explains classes, or functionals.
+        target: the model to explain.
+        grid: the patches.
+        passes: number of explanations of each image, see `check_explanations`.
+        removal: what replaces patches, `zero` or `black`.
+    """
+
+    signed = False
+
+    def __init__(
+        self, explainer: Any, target: TargetModel, grid: PatchGrid, passes: int, removal: Removal = "zero"
+    ) -> None:
+        self.explainer = explainer
+        self.target = target
+        self.grid = grid
+        self.passes = passes
+        self.removal = removal
+        self.forward_passes = passes * getattr(explainer, "forward_passes", 1)
+
+    def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Explain one class (B,) of each image (B, C, H, W): heatmaps (B, rows, columns)."""
+        return self._again(images, classes)
+
+    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
+        """Explain functionals (B, D), or (B, V, D), each along its own path: (B, rows, columns), (B, V, ...)."""
+        if functionals.dim() == 2:
+            return self._again(images, functionals=functionals)
+        repeated = images.repeat_interleave(functionals.shape[1], 0)
+        return self._again(repeated, functionals=functionals.flatten(0, 1)).unflatten(0, functionals.shape[:2])
+
+    def _again(self, images: Tensor, classes: Tensor | None = None, functionals: Tensor | None = None) -> Tensor:
+        settings: dict[str, Any] = {"functionals": functionals, "target": self.target, "grid": self.grid}
+        return explain_again(self.explainer, images, classes, *split_passes(self.passes), self.removal, **settings)
+
+
+def split_passes(passes: int) -> tuple[int, int]:
+    """The explanations of the low and of the high order, which share the first: half each, the odd one to the low.
+
+    >>> split_passes(13), split_passes(2), split_passes(4)
+    ((7, 7), (2, 1), (3, 2))
+    """
+    return passes // 2 + 1, (passes + 1) // 2
 
 
 def check_seen(removal: Removal) -> None:

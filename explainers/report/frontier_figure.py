@@ -21,7 +21,7 @@ def fidelity_frontier(results: Results) -> Figure:
     require(results, *SIDES)
     missing = [task for task, explainers in results.items() if "chance" not in explainers]
     if missing:
-        raise InputError(f"figures=[frontier]: expected chance on {', '.join(missing)}: measure explainers=[chance], too")
+        raise InputError(f"figures=[frontier]: expected chance on {', '.join(missing)}: measure explainers=[chance]")
     figure = Figure(figsize=(1 + 3.6 * len(results), 4), layout="constrained")
     colours = choose_colours(names_in(results))
     axes = figure.subplots(1, len(results), squeeze=False)[0]

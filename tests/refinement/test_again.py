@@ -9,7 +9,7 @@ from explainers.errors import InputError
 from explainers.evaluation.passes import count_passes
 from explainers.masking import mask_pixels
 from explainers.posthoc import build
-from explainers.refinement import explain_again
+from explainers.refinement import Refined, explain_again, refine
 from explainers.refinement.again import hide_patches
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
@@ -36,7 +36,7 @@ def slow_ranks(explain, image, target, removal, steps, most):
     gone = []
     for step in range(1, steps + 1):
         scores = explain(hide(image, gone, target, removal))
-        left = sorted((patch for patch in range(16) if patch not in gone), key=lambda patch: scores[patch], reverse=most)
+        left = sorted(set(range(16)) - set(gone), key=lambda patch: scores[patch], reverse=most)
         gone += left[: step * 16 // steps - len(gone)]
     return [1 - gone.index(patch) / 16 if most else (1 + gone.index(patch)) / 16 for patch in range(16)]
 
@@ -143,3 +143,72 @@ def test_an_explainer_that_does_not_fit_is_told_in_one_line(target, grid, images
         explain_again(build("Chance", target, grid), images, functionals=torch.zeros(5, 24), target=target)
     with pytest.raises(InputError, match=r"^expected finite heatmaps of shape \[5, 4, 4\] from the explainer, got"):
         explain_again(lambda seen, classes: torch.zeros(5, 8, 8), images, CLASSES, target=target)
+
+
+@pytest.mark.parametrize("passes", [2, 5, 12, 31])
+def test_few_passes_of_refine_explain_again(anyhead, target, images, passes):
+    with count_passes(target) as count:
+        refined = refine(anyhead, images, CLASSES, passes)
+        found = refined.heatmaps
+    assert count.images == 5 * (passes + 1) and refined.passes == passes
+    low, high = passes // 2 + 1, (passes + 1) // 2
+    assert torch.equal(found, explain_again(anyhead, images, CLASSES, low, high))
+    others = (CLASSES + 1) % 5
+    assert torch.equal(refined.of(others).heatmaps, explain_again(anyhead, images, others, low, high))
+    v = torch.randn(5, 2, 24)
+    several = refined.explain(v)
+    assert several.errors.isinf().all()
+    assert torch.equal(several.heatmaps[:, 1], explain_again(anyhead, images, None, low, high, functionals=v[:, 1]))
+
+
+def test_more_passes_draw_pairs_around_what_was_explained_again(anyhead, target, images):
+    refined = refine(anyhead, images, CLASSES, 5)
+    ranks = refined.heatmaps
+    by_hand = refine(lambda *_: ranks, images, CLASSES, 40, target=target)
+    assert refined.more(40).passes == 45
+    torch.testing.assert_close(refined.heatmaps, by_hand.heatmaps, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(refined.errors, by_hand.errors, rtol=1e-4, atol=1e-5)
+    assert refine(anyhead, images, CLASSES, 5).until(1e-9, 46).passes == 45
+
+
+def test_refined_announces_the_passes_of_explaining_again(target, grid, images):
+    again = Refined(target, grid, prior="GAE", passes=7)
+    with count_passes(target) as count:
+        found = again(images, CLASSES)
+    assert count.images == 5 * again.forward_passes == 5 * 8
+    assert torch.equal(found, explain_again(again.prior, images, CLASSES, 4, 4))
+    for settings in ({"passes": 7, "removal": "drop"}, {"passes": 8, "fit": "again", "prior": None}, {"passes": 1}):
+        with pytest.raises(InputError):
+            Refined(target, grid, **{"prior": "GAE", **settings})
+
+
+def test_other_fits_are_taken_where_nothing_can_be_explained_again(anyhead, target, images):
+    for settings in ({"removal": "drop"}, {"tolerance": 0.1}, {"fit": "ranking"}):
+        assert refine(anyhead, images, CLASSES, 16, **settings).errors.isfinite().all()
+    assert refine(None, images, CLASSES, 16, target=target).errors.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"passes": 1}, "passes from 2 to 31, got passes=1"),
+        ({"passes": 32}, "passes from 2 to 31, got passes=32"),
+        ({"passes": 13.0}, "passes as an integer, got passes=13.0"),
+        ({"explainer": None}, "an explainer of classes for fit=again, got None: give one"),
+        ({"tolerance": 0.5}, "tolerance=None with fit=again, got tolerance=0.5: take fit=ranking"),
+        ({"removal": "drop"}, "removal=zero or black, because explainers take whole images, got removal=drop"),
+    ],
+)
+def test_what_cannot_be_explained_again_is_told_in_one_line(anyhead, target, images, settings, message):
+    given = {"explainer": anyhead, "passes": 13, "fit": "again", "target": target, **settings}
+    with pytest.raises(InputError, match=f"^expected {message}"):
+        refine(given.pop("explainer"), images, CLASSES, **given)
+
+
+def test_ranks_have_neither_errors_nor_vectors(anyhead, images):
+    refined = refine(anyhead, images, CLASSES, 13)
+    for name, message in (("errors", "errors of a fit"), ("vectors", "vectors of a fit")):
+        with pytest.raises(InputError, match=f"^expected {message}, got fit=again, which ranks patches: "):
+            getattr(refined, name)
+    with pytest.raises(InputError):
+        refined.precision()
