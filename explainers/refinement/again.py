@@ -136,6 +136,7 @@ class Again:
 
     signed = False
 
+    @checks_choices
     def __init__(
         self, explainer: Any, target: TargetModel, grid: PatchGrid, passes: int, removal: Removal = "zero"
     ) -> None:
@@ -171,6 +172,7 @@ def split_passes(passes: int) -> tuple[int, int]:
     return passes // 2 + 1, (passes + 1) // 2
 
 
+@checks_choices
 def check_seen(removal: Removal) -> None:
     """Raise an InputError for a removal that leaves no whole image to explain."""
     if removal == "drop":

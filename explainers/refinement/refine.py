@@ -114,6 +114,7 @@ def refine(
     return refinement.more(passes) if tolerance is None else refinement.until(tolerance, passes)
 
 
+@checks_choices
 def choose_fit(passes: int, explainer: Any, grid: PatchGrid, removal: Removal, tolerance: float | None = None) -> Fit:
     """The default fit: `again` for fewer than 32 passes of an explainer of classes, where it can, else `ranking`."""
     check_integers(passes=passes)
@@ -121,6 +122,7 @@ def choose_fit(passes: int, explainer: Any, grid: PatchGrid, removal: Removal, t
     return "again" if few and callable(explainer) and removal != "drop" and tolerance is None else "ranking"
 
 
+@checks_choices
 def _check_again(
     explainer: Any, passes: int, grid: PatchGrid, removal: Removal, tolerance: float | None = None
 ) -> None:
