@@ -112,6 +112,7 @@ def removal_order(explain: Callable[[Tensor], Tensor], first: Tensor, steps: int
     return places
 
 
+@checks_choices
 def hide_patches(images: Tensor, keep: Tensor, target: TargetModel, grid: PatchGrid, removal: Removal) -> Tensor:
     """Hide patches of uint8 or uint16 images (B, C, H, W) except those of `keep`, boolean (B, N): uint16 images.
 
