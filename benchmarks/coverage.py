@@ -116,7 +116,7 @@ def adaptive(target: TargetModel, images: Tensor, prior: Any, options: argparse.
 
     def start(seed: int) -> Refinement:
         settings = {"target": target, "removal": options.removal, "chunk_size": options.chunk_size}
-        return refine(prior, images, None, options.passes[0], seed=seed, **settings)
+        return refine(prior, images, None, options.passes[0], fit="ranking", seed=seed, **settings)
 
     limits = [start(FIRST_SEED + i).more(2 * options.pool - options.passes[0]) for i in range(options.limits)]
     truth = torch.stack([centre(limit.heatmaps) for limit in limits]).mean(0)

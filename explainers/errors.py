@@ -106,7 +106,7 @@ def check_positive(**numbers: float) -> None:
             raise InputError(f"expected {name} above 0, got {name}={number}")
 
 
-def check_range(low: float, high: float = float("inf"), **numbers: float) -> None:
+def check_range(low: float, high: float = float("inf"), /, **numbers: float) -> None:
     """Raise an InputError for the first setting that is not from `low` to `high`, both included.
 
     >>> check_range(0, hops=2)

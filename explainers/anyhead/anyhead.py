@@ -124,7 +124,7 @@ class AnyHead(NetworkExplainer):
             return predicted
         prior = SimpleNamespace(target=self.target, grid=self.grid, decompose=lambda _: (predicted, rows["embedding"]))
         around = None if functionals is None else self._around(functionals)
-        settings: dict[str, Any] = {"removal": self.refine_removal, "temperature": self.temperature}
+        settings: dict[str, Any] = {"removal": self.refine_removal, "temperature": self.temperature, "fit": "ranking"}
         return refined(prior, rows["image"], passes=self.refine, functionals=around, **settings).vectors
 
     def _around(self, functionals: Tensor) -> Tensor | None:

@@ -1,6 +1,6 @@
 """Refining the explanations of any explainer: a function, and an explainer for evaluations."""
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -9,10 +9,16 @@ from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal
 from explainers.posthoc import build
-from explainers.refinement.coalitions import NOISE, TEMPERATURE, Draw, check_passes
+from explainers.refinement.again import Again, check_seen
+from explainers.refinement.coalitions import NOISE, TEMPERATURE, check_passes
 from explainers.refinement.prior import Prior, check_explainer, find_target
 from explainers.refinement.refinement import MaskedPairs, Refinement
 from explainers.runtime.modes import ordinary_tensors
+
+Fit = Literal["again", "ranking", "regions", "shapley"]
+"""How passes refine a heatmap: they explain again, or embed pairs of masked images."""
+FEW = 32
+"""Number of passes from which pairs of masked images are better than explaining again (AnyHead on ViT-Tiny, zero)."""
 
 
 @checks_choices
@@ -38,7 +44,7 @@ def refine(
     target: TargetModel | None = None,
     grid: PatchGrid | None = None,
     removal: Removal = "zero",
-    fit: Draw = "ranking",
+    fit: Fit | None = None,
     noise: float = NOISE,
     tolerance: float | None = None,
     temperature: float | None = TEMPERATURE,
@@ -49,21 +55,26 @@ def refine(
 
     Two masked images, one with a coalition S of patches and one with all others, give the difference of two embeddings.
     Ridge regression fits attributions of the patches to these differences, towards the explainer's own heatmap, see
-    `fit_pairs`. The embeddings do not depend on a class or a head: one set of passes refines all of them.
+    `fit_pairs`. The embeddings do not depend on a class or a head: one set of passes refines all of them. Few passes
+    explain again instead, see `explain_again`: ranks of the patches for one class, without vectors and errors. Another
+    class then takes as many passes again, and `more` draws pairs around the ranks.
 
     Args:
         explainer: the prior: an explainer of classes, or one with vectors, such as AnyHead; `None` for no prior.
         images: uint8, (B, C, H, W).
         classes: the class to explain in each image, (B,); `None` for the predicted ones.
-        passes: number of masked forward passes of each image, even and at least 8; with `tolerance`, the maximum.
+        passes: number of masked forward passes of each image, even and at least 8; with `tolerance`, the maximum. With
+            `again`, the number of explanations, from 2 to 2N − 1, the first of which is that of the whole image.
         functionals: v · G(x) to explain instead of a class, one v for each image, (B, D). The head may then be of any
             kind, or missing.
         target: the model to explain; by default that of the explainer.
         grid: the patches; by default those of the explainer, or of the model.
         removal: what replaces hidden patches, see `Removal`.
-        fit: how coalitions are drawn and weighed. `ranking`: regions around the ranking of patches that the passes so
-            far give. `regions`: coherent regions, see `region_coalitions`. `shapley`: patches one by one; the heatmap
-            converges to the Shapley values of the explained score.
+        fit: how coalitions are drawn and weighed; `None`: `again` for fewer than 32 passes of an explainer, if the
+            removal is not `drop`, and without `tolerance`; otherwise `ranking`. `again`: see above. `ranking`: regions
+            around the ranking of patches that the passes so far give. `regions`: coherent regions, see
+            `region_coalitions`. `shapley`: patches one by one; the heatmap converges to the Shapley values of the
+            explained score.
         noise: with `ranking`, how far coalitions deviate from the ranking, see `rank_coalitions`.
         tolerance: stop when the median standard error of the patches of every image, relative to the standard deviation
             of its heatmap, is below it, see `Refinement.precision`, but not before 64 passes; `None` makes all passes.
@@ -75,7 +86,6 @@ def refine(
         InputError: for numbers that make no sense, a removal that the model lacks, a head that is not linear, an
             explainer of another model, or one whose heatmaps do not fit.
     """
-    check_passes(passes=passes)
     _check_numbers(noise, temperature, chunk_size, seed)
     if tolerance is not None:
         check_positive(tolerance=tolerance)
@@ -92,10 +102,38 @@ def refine(
     patches: PatchGrid = getattr(explainer, "grid", target.grid) if grid is None else grid
     target.check_grid(patches)
     patches.check(images)
-    prior = Prior(explainer, target, patches, images)
+    fit = fit or choose_fit(passes, explainer, patches, removal, tolerance)
     pairs = MaskedPairs(target, target.normalise(images), patches, removal, chunk_size)
-    refinement = Refinement(prior, pairs, classes, functionals, fit, noise, temperature, seed)
+    explained, settings = (classes, functionals), (noise, temperature, seed)
+    if fit == "again":
+        _check_again(explainer, passes, patches, removal, tolerance)
+        prior = Prior(Again(explainer, target, patches, passes, removal), target, patches, images)
+        return Refinement(prior, pairs, *explained, "ranking", *settings)
+    check_passes(passes=passes)
+    refinement = Refinement(Prior(explainer, target, patches, images), pairs, *explained, fit, *settings)
     return refinement.more(passes) if tolerance is None else refinement.until(tolerance, passes)
+
+
+@checks_choices
+def choose_fit(passes: int, explainer: Any, grid: PatchGrid, removal: Removal, tolerance: float | None = None) -> Fit:
+    """The default fit: `again` for fewer than 32 passes of an explainer of classes, where it can, else `ranking`."""
+    check_integers(passes=passes)
+    few = passes < min(FEW, 2 * grid.num_patches)
+    return "again" if few and callable(explainer) and removal != "drop" and tolerance is None else "ranking"
+
+
+@checks_choices
+def _check_again(
+    explainer: Any, passes: int, grid: PatchGrid, removal: Removal, tolerance: float | None = None
+) -> None:
+    if not callable(explainer):
+        got = None if explainer is None else type(explainer).__name__
+        raise InputError(f"expected an explainer of classes for fit=again, got {got}: give one, or take fit=ranking")
+    if tolerance is not None:
+        raise InputError(f"expected tolerance=None with fit=again, got tolerance={tolerance}: take fit=ranking")
+    check_seen(removal)
+    check_integers(passes=passes)
+    check_range(2, 2 * grid.num_patches - 1, passes=passes)
 
 
 class Refined(nn.Module):
@@ -107,7 +145,8 @@ class Refined(nn.Module):
         target: the model to explain.
         grid: the patches that are explained.
         prior: name of a method without training, see `posthoc.build`; `None` for no prior.
-        passes: number of masked forward passes of each image, besides those of the prior and one of the whole image.
+        passes: number of masked forward passes of each image, besides those of the prior and one of the whole image;
+            with `again`, the number of its explanations by the prior, see `refine`.
     """
 
     signed = True
@@ -120,20 +159,24 @@ class Refined(nn.Module):
         prior: str | None = "DecompX-PLUS",
         passes: int = 64,
         removal: Removal = "zero",
-        fit: Draw = "ranking",
+        fit: Fit | None = None,
         noise: float = NOISE,
         temperature: float | None = TEMPERATURE,
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_passes(passes=passes)
         _check_numbers(noise, temperature, chunk_size, seed)
         check_removal(target, removal)
         target.check_grid(grid)
         self.target = target.in_eval_mode()
         self.grid = grid
         self.prior: Any = None if prior is None else build(prior, target, grid)
+        again = (fit or choose_fit(passes, self.prior, grid, removal)) == "again"
+        if again:
+            _check_again(self.prior, passes, grid, removal)
+        else:
+            check_passes(passes=passes)
         self.passes = passes
         self.removal = removal
         self.fit = fit
@@ -141,7 +184,8 @@ class Refined(nn.Module):
         self.temperature = temperature
         self.chunk_size = chunk_size
         self.seed = seed
-        self.forward_passes = passes + 1 + (0 if prior is None else getattr(self.prior, "forward_passes", 1))
+        of_prior = 0 if prior is None else getattr(self.prior, "forward_passes", 1)
+        self.forward_passes = 1 + (passes * of_prior if again else passes + of_prior)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, rows, columns)."""

@@ -11,6 +11,7 @@ from explainers.models import TargetModel
 from explainers.models.functionals import choose_temperature, head_functionals
 from explainers.models.inputs import check_functionals, validate_classes
 from explainers.models.removal import masked_outputs
+from explainers.refinement.again import Again
 from explainers.refinement.coalitions import (
     EARLIEST,
     Draw,
@@ -29,7 +30,8 @@ class Estimate(NamedTuple):
     """Heatmaps, and the standard error of every patch: (B, rows, columns) each, or (B, V, rows, columns).
 
     Standard errors are those of differences between patches: they do not include an offset that all patches share.
-    1.96 of them are a 95 % interval for what endless passes would give, see `benchmarks/coverage.py`.
+    1.96 of them are a 95 % interval for what endless passes would give, see `benchmarks/coverage.py`. They are infinite
+    where nothing was fitted, as with `fit="again"`.
     """
 
     heatmaps: Tensor
@@ -120,8 +122,9 @@ class Refinement:
 
     @property
     def passes(self) -> int:
-        """Number of masked forward passes of each image so far."""
-        return 2 * len(self.pairs)
+        """Number of passes of each image so far: those that explained it again, and masked ones."""
+        prior = self.prior.explainer
+        return 2 * len(self.pairs) + (prior.passes if isinstance(prior, Again) else 0)
 
     @property
     def heatmaps(self) -> Tensor:
@@ -130,7 +133,13 @@ class Refinement:
 
     @property
     def errors(self) -> Tensor:
-        """The standard error of every patch of `heatmaps`, (B, rows, columns), see `Estimate`."""
+        """The standard error of every patch of `heatmaps`, (B, rows, columns), see `Estimate`.
+
+        Raises:
+            InputError: if nothing was fitted, as with `fit="again"`.
+        """
+        if not len(self.pairs):
+            raise InputError("expected errors of a fit, got fit=again, which ranks patches: call more(64)")
         return self._current().errors
 
     @property
@@ -142,6 +151,8 @@ class Refinement:
         """
         if self.prior.vectors is None:
             name = type(self.prior.explainer).__name__
+            if isinstance(self.prior.explainer, Again):
+                raise InputError("expected vectors of a fit, got fit=again, which ranks patches: take fit=ranking")
             raise InputError(
                 f"expected an explainer with vectors, such as AnyHead, or none, got {name}, which has heatmaps: use"
                 " of(classes) or explain(functionals)"
@@ -149,7 +160,10 @@ class Refinement:
         return self._fit_vectors(self.prior.vectors, len(self.pairs)).values.to(self.prior.vectors)
 
     def more(self, passes: int) -> Self:
-        """Refine by an even number of further passes of each image: 64 and 64 more give what 128 at once give."""
+        """Refine by an even number of further masked passes of each image: 64 and 64 more give what 128 at once give.
+
+        After `fit="again"`, they draw pairs around its ranks, towards which the fit shrinks.
+        """
         check_pairs(passes=passes)
         wanted = len(self.pairs) + passes // 2
         while len(self.pairs) < wanted:
@@ -167,10 +181,11 @@ class Refinement:
         """
         check_positive(tolerance=tolerance)
         check_passes(passes=passes)
-        while self.passes < passes:
+        wanted = len(self.pairs) + (passes - self.passes) // 2
+        while len(self.pairs) < wanted:
             _, end = find_round(len(self.pairs))
-            self.more(min(2 * end, passes) - self.passes)
-            if self.passes >= EARLIEST and self.precision().max() < tolerance:
+            self.more(2 * (min(end, wanted) - len(self.pairs)))
+            if 2 * len(self.pairs) >= EARLIEST and self.precision().max() < tolerance:
                 break
         return self
 
@@ -188,7 +203,7 @@ class Refinement:
 
     def precision(self) -> Tensor:
         """The median standard error of the patches, relative to the standard deviation of the heatmap: (B,)."""
-        heatmaps, errors = (each.flatten(1) for each in self._current())
+        heatmaps, errors = self.heatmaps.flatten(1), self.errors.flatten(1)
         return errors.median(-1).values / heatmaps.std(-1).clamp(min=1e-30)
 
     @ordinary_tensors()

@@ -119,10 +119,10 @@ def test_an_explanation_is_refined(monkeypatch):
     """Of an untrained AnyHead, in few passes."""
     target = TargetModel(timm.create_model("vit_tiny_patch16_224", depth=2)).eval()
     monkeypatch.setattr(explainers, "load", lambda name: AnyHead(target, target.grid, VECTORS).eval())
-    few = PAGES["refine"].replace("passes=64", "passes=8").replace("more(64)", "more(2)")
+    few = PAGES["refine"].replace("passes=64", "passes=32").replace("more(64)", "more(2)")
     monkeypatch.setitem(PAGES, "refine", few)
     names = run("refine")
-    assert names["refined"].passes == 10 and names["errors"].shape == names["espresso"].shape == (1, 14, 14)
+    assert names["refined"].passes == 34 and names["errors"].shape == names["espresso"].shape == (1, 14, 14)
     assert names["task"].heatmaps.shape == names["task"].errors.shape == (1, 2, 14, 14)
 
 

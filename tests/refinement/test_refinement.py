@@ -56,7 +56,7 @@ def test_a_planted_patch_is_found_in_fewer_passes_than_patches(additive, images,
 @pytest.mark.parametrize("removal", ["black", "drop"])
 def test_passes_in_parts_give_what_they_give_at_once(anyhead, images, parts, removal):
     at_once = refine(anyhead, images, CLASSES, 64, removal=removal)
-    refined = refine(anyhead, images, CLASSES, parts[0], removal=removal)
+    refined = refine(anyhead, images, CLASSES, parts[0], removal=removal, fit="ranking")
     before = refined.heatmaps
     for passes in parts[1:]:
         refined.more(passes)
@@ -138,7 +138,7 @@ def test_functionals_are_explained_whatever_the_head_is(target, grid, images):
     v = functional(target, images, CLASSES)
     expected = refine(None, images, CLASSES, 32, target=target)
     gae = build("GAE", target, grid)
-    of_method = refine(gae, images, None, 8, functionals=v)
+    of_method = refine(gae, images, None, 8, functionals=v, fit="ranking")
     torch.testing.assert_close(of_method.heatmaps, of_method.explain(v).heatmaps)
     target.head = nn.Sequential(nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 5))
     found = refine(None, images, None, 32, functionals=v, target=target)
@@ -146,7 +146,7 @@ def test_functionals_are_explained_whatever_the_head_is(target, grid, images):
     own = AnyHead(target, grid, VECTORS, refine=16).eval()
     plain = AnyHead(target, grid, VECTORS).eval()
     plain.network.load_state_dict(own.network.state_dict())
-    expected = refine(plain, images, None, 16, functionals=v).explain(torch.stack([v, -v], 1)).heatmaps
+    expected = refine(plain, images, None, 16, functionals=v, fit="ranking").explain(torch.stack([v, -v], 1)).heatmaps
     torch.testing.assert_close(own.explain(images, torch.stack([v, -v], 1)), expected, rtol=1e-4, atol=1e-5)
     assert own.explain_tasks(images, [nn.Linear(24, 3)]).shape == (5, 1, 4, 4)
     assert found.of(CLASSES).heatmaps.isfinite().all()
@@ -224,10 +224,12 @@ def test_heatmaps_that_do_not_fit_are_told_in_one_line(target, images, returned,
 
 
 def test_what_heatmaps_cannot_give_is_told_in_one_line(target, grid, images):
-    refined = Refined(target, grid, prior="GAE", passes=8)
+    refined = Refined(target, grid, prior="GAE", passes=8, fit="ranking")
     assert refined.forward_passes == 10
-    found = refine(refined.prior, images, CLASSES, 8)
+    found = refine(refined.prior, images, CLASSES, 8, fit="ranking")
     with pytest.raises(InputError, match="^expected an explainer with vectors, such as AnyHead, or none, got GAE"):
         _ = found.vectors
     with pytest.raises(InputError, match="^expected an explainer of functionals, .* got Chance: use of"):
-        refine(build("Chance", target, grid), images, CLASSES, 8, target=target).explain(torch.zeros(5, 24))
+        refine(build("Chance", target, grid), images, CLASSES, 8, target=target, fit="ranking").explain(
+            torch.zeros(5, 24)
+        )

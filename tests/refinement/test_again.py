@@ -1,0 +1,214 @@
+"""Explaining again as patches leave: against loops over images and steps, and what users are told."""
+
+import pytest
+import torch
+from toys import VECTORS
+
+from explainers.anyhead import AnyHead
+from explainers.errors import InputError
+from explainers.evaluation.passes import count_passes
+from explainers.masking import mask_pixels
+from explainers.posthoc import build
+from explainers.refinement import Refined, explain_again, refine
+from explainers.refinement.again import hide_patches
+
+CLASSES = torch.tensor([3, 0, 4, 1, 1])
+
+
+@pytest.fixture
+def anyhead(target, grid):
+    return AnyHead(target, grid, VECTORS, temperature=2.0).eval()
+
+
+def hide(image, gone, target, removal):
+    """An uint8 image (3, 32, 32) without some of its 4 × 4 patches, on the scale of uint16."""
+    hidden = image.double() * 65535 / 255
+    for patch in gone:
+        row, column = 8 * (patch // 4), 8 * (patch % 4)
+        for channel in range(3):
+            mean = 65535 * target.mean.flatten()[channel].item() if removal == "zero" else 0
+            hidden[channel, row : row + 8, column : column + 8] = mean
+    return hidden.round().int().to(torch.uint16)
+
+
+def slow_ranks(explain, image, target, removal, steps, most):
+    """The rank of each of 16 patches, 1 for the most important; `explain` returns a list of 16 scores."""
+    gone = []
+    for step in range(1, steps + 1):
+        scores = explain(hide(image, gone, target, removal))
+        left = sorted(set(range(16)) - set(gone), key=lambda patch: scores[patch], reverse=most)
+        gone += left[: step * 16 // steps - len(gone)]
+    return [1 - gone.index(patch) / 16 if most else (1 + gone.index(patch)) / 16 for patch in range(16)]
+
+
+@pytest.mark.parametrize(("removal", "low", "high", "share"), [("zero", 5, 3, 0.75), ("black", 1, 16, 0.5)])
+@pytest.mark.parametrize("name", ["AnyHead", "GAE"])
+def test_ranks_are_those_of_loops_over_images_and_steps(anyhead, target, grid, images, name, removal, low, high, share):
+    explainer = anyhead if name == "AnyHead" else build(name, target, grid)
+    found = explain_again(explainer, images, CLASSES, low, high, removal, share=share)
+    for image, label, heatmap in zip(images, CLASSES, found, strict=True):
+        arguments = (lambda seen: explainer(seen[None], label[None]).flatten().tolist()), image, target, removal  # noqa: B023
+        ranks = zip(slow_ranks(*arguments, low, False), slow_ranks(*arguments, high, True), strict=True)
+        expected = [share * lowest + (1 - share) * highest for lowest, highest in ranks]
+        torch.testing.assert_close(heatmap.flatten(), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("removal", ["zero", "black"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+def test_hidden_patches_are_those_of_the_removal_of_metrics(target, grid, images, removal, dtype):
+    target.mean.copy_(torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1))
+    given = images if dtype == torch.uint8 else (images.int() * 251).to(dtype)
+    keep = torch.rand(5, 16) < 0.5
+    fill = -target.mean / target.std if removal == "black" else 0.0
+    expected = mask_pixels(target.normalise(given), keep, grid, fill)
+    found = target.normalise(hide_patches(given, keep, target, grid, removal))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("low", "high", "passes"), [(7, 7, 13), (1, 1, 1), (4, 1, 4), (1, 16, 16)])
+def test_every_image_is_explained_as_often_as_announced(anyhead, target, images, low, high, passes):
+    with count_passes(target) as count:
+        explain_again(anyhead, images, CLASSES, low, high)
+    assert count.images == 5 * passes
+    with count_passes(target) as count:
+        predicted = explain_again(anyhead, images, None, low, high)
+    assert count.images == 5 * (passes + 1)
+    assert torch.equal(predicted, explain_again(anyhead, images, target(images).argmax(-1), low, high))
+
+
+def test_one_explanation_is_ranked_as_it_is(anyhead, images):
+    expected = anyhead(images, CLASSES).flatten(1).argsort(1).argsort(1)
+    found = explain_again(anyhead, images, CLASSES, 1, 1)
+    torch.testing.assert_close(found.flatten(1), (1 + expected) / 16)
+
+
+def test_a_patch_that_stood_behind_another_is_found_when_that_has_left(target, grid):
+    """The explainer sees only the brightest patch, so that all others are equal to it until this one has left."""
+
+    def brightest(images, classes):
+        means = images.float().mean(1).unfold(1, 8, 8).unfold(2, 8, 8).mean((-1, -2)).flatten(1)
+        return (means * (means == means.amax(1, keepdim=True))).unflatten(1, (4, 4))
+
+    image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    image[:, :, :8, 8:16], image[:, :, 24:, :8] = 250, 200
+    settings = {"target": target, "grid": grid, "removal": "black", "share": 0.0}
+    found = explain_again(brightest, image, torch.tensor([0]), 1, 16, **settings)
+    assert found.flatten().argsort(descending=True)[:2].tolist() == [1, 12]
+    assert explain_again(brightest, image, torch.tensor([0]), 1, 1, **settings).flatten()[12] < 0.9
+
+
+@pytest.mark.parametrize("share", [0.0, 2 / 3, 1.0])
+def test_a_planted_patch_stays_first(additive, images, share):
+    target, parts = additive
+    grey = torch.full_like(images, 127)
+    grey[:, :, 8:16, 16:24] = 255
+    v = torch.randn(5, 24)
+    sign = (parts(target.normalise(grey))[:, 6] * v).sum(-1, keepdim=True).sign()
+
+    def exact(seen, classes):
+        return (sign * (parts(target.normalise(seen)) * v[:, None]).sum(-1)).unflatten(1, (4, 4))
+
+    found = explain_again(exact, grey, CLASSES, target=target, share=share)
+    assert found.flatten(1).argmax(1).tolist() == [6] * 5 and found.amax() == 1
+
+
+def test_functionals_are_explained_along_their_own_paths(anyhead, target, images):
+    v = torch.randn(5, 24)
+    found = explain_again(anyhead, images, functionals=v, low=4, high=4)
+    bound = explain_again(lambda seen, _: anyhead.explain(seen, v), images, CLASSES, 4, 4, target=target)
+    assert torch.equal(found, bound)
+    assert not torch.equal(found, explain_again(anyhead, images, functionals=-v, low=4, high=4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"low": 0}, "low from 1 to 16, got low=0"),
+        ({"high": 17}, "high from 1 to 16, got high=17"),
+        ({"low": 7.5}, "low as an integer, got low=7.5"),
+        ({"share": 2.0}, "share from 0 to 1, got share=2.0"),
+        ({"removal": "drop"}, "removal=zero or black, because explainers take whole images, got removal=drop"),
+        ({"removal": "white"}, "removal zero, black or drop, got white"),
+        ({"functionals": torch.zeros(5, 24)}, "classes or functionals, got both"),
+        ({"classes": None, "functionals": torch.zeros(5, 3)}, "functionals of the embedding, .* of shape .5, 24."),
+    ],
+)
+def test_bad_input_is_told_in_one_line(anyhead, images, settings, message):
+    with pytest.raises(InputError, match=f"^expected {message}"):
+        explain_again(anyhead, images, **{"classes": CLASSES, **settings})
+
+
+def test_an_explainer_that_does_not_fit_is_told_in_one_line(target, grid, images):
+    with pytest.raises(InputError, match="^expected an explainer of functionals, such as AnyHead or DecompX-PLUS, got"):
+        explain_again(build("Chance", target, grid), images, functionals=torch.zeros(5, 24), target=target)
+    with pytest.raises(InputError, match=r"^expected finite heatmaps of shape \[5, 4, 4\] from the explainer, got"):
+        explain_again(lambda seen, classes: torch.zeros(5, 8, 8), images, CLASSES, target=target)
+
+
+@pytest.mark.parametrize("passes", [2, 5, 12, 31])
+def test_few_passes_of_refine_explain_again(anyhead, target, images, passes):
+    with count_passes(target) as count:
+        refined = refine(anyhead, images, CLASSES, passes)
+        found = refined.heatmaps
+    assert count.images == 5 * (passes + 1) and refined.passes == passes
+    low, high = passes // 2 + 1, (passes + 1) // 2
+    assert torch.equal(found, explain_again(anyhead, images, CLASSES, low, high))
+    others = (CLASSES + 1) % 5
+    assert torch.equal(refined.of(others).heatmaps, explain_again(anyhead, images, others, low, high))
+    v = torch.randn(5, 2, 24)
+    several = refined.explain(v)
+    assert several.errors.isinf().all()
+    assert torch.equal(several.heatmaps[:, 1], explain_again(anyhead, images, None, low, high, functionals=v[:, 1]))
+
+
+def test_more_passes_draw_pairs_around_what_was_explained_again(anyhead, target, images):
+    refined = refine(anyhead, images, CLASSES, 5)
+    ranks = refined.heatmaps
+    by_hand = refine(lambda *_: ranks, images, CLASSES, 40, target=target)
+    assert refined.more(40).passes == 45
+    torch.testing.assert_close(refined.heatmaps, by_hand.heatmaps, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(refined.errors, by_hand.errors, rtol=1e-4, atol=1e-5)
+    assert refine(anyhead, images, CLASSES, 5).until(1e-9, 46).passes == 45
+
+
+def test_refined_announces_the_passes_of_explaining_again(target, grid, images):
+    again = Refined(target, grid, prior="GAE", passes=7)
+    with count_passes(target) as count:
+        found = again(images, CLASSES)
+    assert count.images == 5 * again.forward_passes == 5 * 8
+    assert torch.equal(found, explain_again(again.prior, images, CLASSES, 4, 4))
+    for settings in ({"passes": 7, "removal": "drop"}, {"passes": 8, "fit": "again", "prior": None}, {"passes": 1}):
+        with pytest.raises(InputError):
+            Refined(target, grid, **{"prior": "GAE", **settings})
+
+
+def test_other_fits_are_taken_where_nothing_can_be_explained_again(anyhead, target, images):
+    for settings in ({"removal": "drop"}, {"tolerance": 0.1}, {"fit": "ranking"}):
+        assert refine(anyhead, images, CLASSES, 16, **settings).errors.isfinite().all()
+    assert refine(None, images, CLASSES, 16, target=target).errors.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"passes": 1}, "passes from 2 to 31, got passes=1"),
+        ({"passes": 32}, "passes from 2 to 31, got passes=32"),
+        ({"passes": 13.0}, "passes as an integer, got passes=13.0"),
+        ({"explainer": None}, "an explainer of classes for fit=again, got None: give one"),
+        ({"tolerance": 0.5}, "tolerance=None with fit=again, got tolerance=0.5: take fit=ranking"),
+        ({"removal": "drop"}, "removal=zero or black, because explainers take whole images, got removal=drop"),
+    ],
+)
+def test_what_cannot_be_explained_again_is_told_in_one_line(anyhead, target, images, settings, message):
+    given = {"explainer": anyhead, "passes": 13, "fit": "again", "target": target, **settings}
+    with pytest.raises(InputError, match=f"^expected {message}"):
+        refine(given.pop("explainer"), images, CLASSES, **given)
+
+
+def test_ranks_have_neither_errors_nor_vectors(anyhead, images):
+    refined = refine(anyhead, images, CLASSES, 13)
+    for name, message in (("errors", "errors of a fit"), ("vectors", "vectors of a fit")):
+        with pytest.raises(InputError, match=f"^expected {message}, got fit=again, which ranks patches: "):
+            getattr(refined, name)
+    with pytest.raises(InputError):
+        refined.precision()
