@@ -193,7 +193,7 @@ class Refinement:
     def interactions(self, top: int = 8, side: int = 2) -> Interactions:
         """The pairs of cells that matter most together for what `heatmaps` explains, see `fit_interactions`.
 
-        Few are known after 256 passes: trust those that are larger than two of their standard errors.
+        After 256 passes, nearly none is larger than two of its standard errors, even if all together explain much.
 
         Args:
             top: T, the number of pairs.
