@@ -228,7 +228,7 @@ def compute_posterior(
     return Posterior(strengths, (evidence + belief).softmax(-1), factors, variances, freedom)
 
 
-def compute_leverages(basis: Basis, posterior: Posterior, along: Tensor) -> Tensor:
+def compute_leverages(basis: Spectrum, posterior: Posterior, along: Tensor) -> Tensor:
     """Weight of each pair in its own fitted value, but for β: (B, M); see `compute_posterior` for `along`."""
     shrunk = posterior.strengths[:, None] / (basis.sizes.square()[:, None] + posterior.strengths[:, None])  # (B, K, r)
     information = (along[:, None].square() * shrunk).sum(-1).clamp(min=1e-300)

@@ -124,7 +124,7 @@ def strongest(fitted: SecondOrder, shape: tuple[int, int], side: int, top: int) 
     """The `top` pairs of cells with the largest absolute interactions, or all if there are fewer."""
     cells = -(-shape[0] // side), -(-shape[1] // side)
     values = fitted.values
-    first, second = torch.triu_indices(*values.shape[1:], offset=1, device=values.device)
+    first, second = torch.triu_indices(values.shape[1], values.shape[2], offset=1, device=values.device)
     values = values[:, first, second]
     best = values.abs().topk(min(top, len(first)), -1).indices
     pairs = torch.stack([first[best], second[best]], -1)
