@@ -19,11 +19,17 @@ TINY = 1e-9  # what is below this part of the largest counts as 0
 
 
 @dataclass(frozen=True)
-class Basis:
-    """Singular vectors of the coalitions of M pairs of N patches."""
+class Spectrum:
+    """Singular values of what M pairs observe, and their singular vectors on the side of the pairs."""
 
     left: Tensor  # (B, M, r)
     sizes: Tensor  # singular values, (B, r)
+
+
+@dataclass(frozen=True)
+class Basis(Spectrum):
+    """Singular vectors of the coalitions of M pairs of N patches."""
+
     right: Tensor  # (B, r, N); they sum to 0 over the patches
 
     def unknown(self, strength: Tensor) -> Tensor:
@@ -48,7 +54,7 @@ class Posterior:
         """The mean of α over the strengths, (B,)."""
         return (self.probabilities * self.factors).sum(1)
 
-    def shrinkage(self, basis: Basis, times: Tensor | float = 1.0) -> Tensor:
+    def shrinkage(self, basis: Spectrum, times: Tensor | float = 1.0) -> Tensor:
         """The mean over the strengths of s / (s² + λ) · `times` (B, K), for each singular value s: (B, r)."""
         inverse = basis.sizes[:, None] / (basis.sizes.square()[:, None] + self.strengths[:, None])  # (B, K, r)
         return ((self.probabilities * times)[..., None] * inverse).sum(1)
@@ -146,7 +152,7 @@ def fit_pairs(
         prior, along = prior * used[:, None, None], along * used[:, None, None]
         freedom = keep.shape[1] - to_float64(used) - (1 if total is None else 0)
         column = (seen @ judged)[..., 0], (along @ judged)[..., 0], (beyond @ judged).square().sum((1, 2))
-        posterior = compute_posterior(basis, *column, freedom)
+        posterior = compute_posterior(basis, keep.shape[-1], *column, freedom)
         leverages = shift.square() + compute_leverages(basis, posterior, column[1])
         of_seen, of_along = posterior.shrinkage(basis), posterior.shrinkage(basis, posterior.factors)  # (B, r)
         deltas = basis.right.mT @ (of_seen[..., None] * seen - of_along[..., None] * along)
@@ -190,7 +196,9 @@ def _subtract_mean(prior: Tensor) -> Tensor:
     return centred * (centred.abs().amax(1, keepdim=True) > TINY * prior.abs().amax(1, keepdim=True))
 
 
-def compute_posterior(basis: Basis, seen: Tensor, along: Tensor, beyond: Tensor, freedom: Tensor) -> Posterior:
+def compute_posterior(
+    basis: Spectrum, unit: int, seen: Tensor, along: Tensor, beyond: Tensor, freedom: Tensor
+) -> Posterior:
     """Weigh the strengths by their posterior probability, and find α for each, for one column.
 
     The errors of pairs, and δ, are normal, and λ is the ratio of their variances. α, β and the variance of the errors
@@ -198,13 +206,14 @@ def compute_posterior(basis: Basis, seen: Tensor, along: Tensor, beyond: Tensor,
 
     Args:
         basis: singular vectors of the coalitions.
+        unit: of the strengths, see `STRENGTHS`.
         seen: observed differences in the basis of the left singular vectors, (B, r).
         along: those of the prior, (B, r); 0 for no prior.
         beyond: sum of squares of what no attributions explain, (B,).
         freedom: see `Posterior`.
     """
     relative = STRENGTHS.to(seen.device)
-    strengths = relative * basis.right.shape[-1]
+    strengths = relative * unit
     gain = basis.sizes[:, None].square() / strengths[:, None]  # (B, K, r)
     information = (along[:, None].square() / (1 + gain)).sum(-1)  # on α, (B, K)
     used = information > 0
@@ -219,7 +228,7 @@ def compute_posterior(basis: Basis, seen: Tensor, along: Tensor, beyond: Tensor,
     return Posterior(strengths, (evidence + belief).softmax(-1), factors, variances, freedom)
 
 
-def compute_leverages(basis: Basis, posterior: Posterior, along: Tensor) -> Tensor:
+def compute_leverages(basis: Spectrum, posterior: Posterior, along: Tensor) -> Tensor:
     """Weight of each pair in its own fitted value, but for β: (B, M); see `compute_posterior` for `along`."""
     shrunk = posterior.strengths[:, None] / (basis.sizes.square()[:, None] + posterior.strengths[:, None])  # (B, K, r)
     information = (along[:, None].square() * shrunk).sum(-1).clamp(min=1e-300)
