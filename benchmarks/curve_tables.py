@@ -182,7 +182,7 @@ def _costs(kept: Mapping[str, Any], removal: str) -> list[str]:
 def draw_figure(results: Mapping[str, Any]) -> Figure:
     """Fidelity⁺ and Fidelity⁻ against passes: a column for each removal, a line for each explainer.
 
-    A heatmap of a method that needs no masked pass stands at 1.
+    A heatmap of a prior, which needs no masked pass, stands at 1.
     """
     areas = arrange_areas(results)
     figure = Figure(figsize=(1 + 4 * len(areas), 6.6), layout="constrained")
@@ -207,7 +207,7 @@ def draw_figure(results: Mapping[str, Any]) -> Figure:
             scale_logarithmically(axis, "x")
             axis.grid(alpha=0.3)
         axes[0, column].set_title(f"removal: {removal}")
-        axes[-1, column].set_xlabel("masked forward passes per image")
+        axes[-1, column].set_xlabel("forward passes per image")
     axes[0, 0].set_ylabel("Fidelity⁺  (higher is better)")
     axes[1, 0].set_ylabel("Fidelity⁻  (lower is better)")
     legend_below(figure, axes.flat)
