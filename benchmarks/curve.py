@@ -2,13 +2,15 @@
 
     python benchmarks/curve.py --data data/imagenet_val --weights vit_tiny.safetensors --images 50 --bf16 \
         --removals zero drop --passes 16 64 256 1024 --output curve.json --figure curve.png
+    python benchmarks/curve.py ... --explainers shapiq-KernelSHAP LiMA --methods GAE --output others.json
     python benchmarks/curve.py --read curve.json others.json --figure curve.png      # joins the files of two commands
 
 Every batch of images is written to the output when it is finished; the same command continues. `AnyHead`,
 `DecompX-PLUS` (any method of `explainers.posthoc`) and `none` are priors of `explainers.refine`. Other explainers make
-as many passes as `--passes` says; GreedyOrder makes a fixed number. The yardstick is Spearman's correlation over
-patches with the heatmaps of the most passes, for explainers of one pass; `halves` is that of two fits to half of the
-pairs each. `--explainers cost` measures the time of `refine` relative to its masked passes alone.
+as many passes as `--passes` says, and GreedyOrder a fixed number; those of `ANCHORS` and `--methods` are counted. Files
+of other `--removals` or `--passes` can be joined. The yardstick is Spearman's correlation over patches with the
+heatmaps of the most passes, for explainers of one pass; `halves` is that of two fits to half of the pairs each.
+`--explainers cost` measures the time of `refine` relative to its masked passes alone.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
 import explainers
+from benchmarks.curve_anchors import ANCHORS, explain_once
 from benchmarks.curve_heatmaps import BASELINES, Batch, halves, refine_heatmaps, seconds
 from benchmarks.curve_tables import draw_figure, join_files, tables
 from benchmarks.explain import device_name
@@ -77,7 +80,11 @@ def measure_explainer(
     if name == "cost":
         return {"cost": seconds(build_explainer("AnyHead", batch.target, options.anyhead), batch) if first else {}}
     numbers: dict[str, Any] = {}
-    if name in BASELINES:
+    if name in ANCHORS or name in options.methods:
+        method = None if name in ANCHORS else build_explainer(name, batch.target, options.anyhead)
+        heatmaps, spent = ANCHORS[name](batch) if method is None else explain_once(method, batch)
+        numbers["spent"] = {str(passes): counts for passes, counts in spent.items()}
+    elif name in BASELINES:
         heatmaps = BASELINES[name](batch)
     else:
         prior = build_explainer(name, batch.target, options.anyhead)
@@ -118,10 +125,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results = json.loads(options.output.read_text())
         if results["settings"] != json.loads(json.dumps(settings)):
             raise InputError(f"expected the settings of {options.output}, got others: give another output")
-    total = len(options.explainers) * len(options.removals) * -(-options.images // options.batch_size)
+    names = [*options.explainers, *options.methods]
+    total = len(names) * len(options.removals) * -(-options.images // options.batch_size)
     with progress("curve", total, "batch") as bar:
         for key, batch, index in batches(options):
-            for name in options.explainers:
+            for name in names:
                 kept = results["numbers"].setdefault(name, {})
                 if key not in kept:
                     with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
@@ -144,6 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--levels", type=int, default=11, help="sparsities of the fidelity (11)")
     parser.add_argument(
         "--explainers", nargs="+", default=["AnyHead", "DecompX-PLUS", "none", *BASELINES, "cost"], help="(all)"
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=[],
+        help="methods without masked passes, as they are: AnyHead or explainers.posthoc",
     )
     parser.add_argument("--fit", default="ranking", choices=["ranking", "regions", "shapley"], help="see refine")
     parser.add_argument("--seed", type=int, default=0, help="seed of the coalitions of refine (0)")

@@ -13,28 +13,32 @@ from explainers.errors import InputError
 from explainers.metrics.means import moments
 from explainers.report.labels import choose_colours, legend_below, scale_logarithmically
 
+Curves = Mapping[int, Tensor]
+"""Passes → Fidelity⁺ and Fidelity⁻ of every image, (images, 2)."""
 Areas = dict[str, dict[str, dict[int, Tensor]]]
 """Removal → explainer → passes → Fidelity⁺ and Fidelity⁻ of every image, (images, 2)."""
-OTHERS = ("KernelSHAP", "LIME", "RISE")
-"""Explainers that are compared at several numbers of passes."""
-UNREFINED = (*OTHERS, "GreedyOrder")
-"""Explainers that `refine` does not start from."""
 FACTOR = 4
 """How many times as many passes the others get."""
+CHOSEN = ("removals", "passes")
+"""Settings that say which numbers a file has, and change none of them."""
 
 
 def join_files(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the numbers of files with equal settings, each of which has other explainers or batches."""
+    """Join the numbers of files with equal settings, each of which has other explainers, removals or batches."""
     numbers: dict[str, Any] = {}
-    for file in files:
-        if file["settings"] != files[0]["settings"]:
+    settings = [{name: each for name, each in file["settings"].items() if name not in CHOSEN} for file in files]
+    for file, its_settings in zip(files, settings, strict=True):
+        if its_settings != settings[0]:
             raise InputError(f"expected files with equal settings, got {file['settings']} and {files[0]['settings']}")
         for name, kept in file["numbers"].items():
             twice = sorted(kept.keys() & numbers.get(name, {}).keys())
             if twice:
                 raise InputError(f"expected a batch in one file, got {name} {twice[0]} in two: leave out one of them")
             numbers[name] = numbers.get(name, {}) | kept
-    return {**files[0], "numbers": numbers}
+    chosen = {
+        name: list(dict.fromkeys(each for file in files for each in file["settings"].get(name, ()))) for name in CHOSEN
+    }
+    return {**files[0], "settings": settings[0] | chosen, "numbers": numbers}
 
 
 def select_removal(numbers: Mapping[str, Any], removal: str) -> dict[str, list[Any]]:
@@ -49,13 +53,24 @@ def select_removal(numbers: Mapping[str, Any], removal: str) -> dict[str, list[A
     return {name: [kept[key] for key in ordered] for name, kept in entries.items() if ordered}
 
 
+def count_passes(entries: Sequence[Mapping[str, Any]], key: str) -> int:
+    """Passes of the heatmaps of a key: the mean over images, where they were counted."""
+    counts = [count for entry in entries for count in entry.get("spent", {}).get(key, ())]
+    return round(sum(counts) / len(counts)) if counts else int(key)
+
+
+def names_refined(numbers: Mapping[str, Any]) -> list[str]:
+    """Names of what `refine` starts from; these alone have a yardstick."""
+    return [name for name, kept in numbers.items() if any("yardstick" in entry for entry in kept.values())]
+
+
 def arrange_areas(results: Mapping[str, Any]) -> Areas:
     """Arrange the fidelities of the images that all explainers have."""
     areas: Areas = {}
     for removal in results["settings"]["removals"]:
         areas[removal] = {
             name: {
-                int(passes): torch.cat(
+                count_passes(entries, passes): torch.cat(
                     [torch.tensor(list(each["fidelity"][passes].values())) for each in entries], 1
                 ).mT
                 for passes in entries[0]["fidelity"]
@@ -96,51 +111,46 @@ def tables(results: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for removal, of_explainers in arrange_areas(results).items():
         count = max((len(each) for curve in of_explainers.values() for each in curve.values()), default=0)
+        names = names_refined(results["numbers"])
+        refined = {name: curve for name, curve in of_explainers.items() if name in names}
+        others = {name: curve for name, curve in of_explainers.items() if name not in names}
         lines += [f"\n## {removal}, {count} of {results['settings']['images']} images\n", *_means(of_explainers)]
-        lines += _compare_pairs(of_explainers)
-        lines += _passes_needed(of_explainers)
+        lines += [*_compare_pairs(refined, others), *_passes_needed(refined, others)]
         lines += _yardsticks(results["numbers"], removal)
         lines += _costs(results["numbers"].get("cost", {}), removal)
     return "\n".join(lines)
 
 
-def _means(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
-    columns = sorted({passes for curve in of_explainers.values() for passes in curve})
-    lines = ["| Fidelity⁺ / Fidelity⁻ | " + " | ".join(map(str, columns)) + " |", "| --- " * (1 + len(columns)) + "|"]
+def _means(of_explainers: Mapping[str, Curves]) -> list[str]:
+    lines = ["| Explainer | Passes | Fidelity⁺ ↑ | Fidelity⁻ ↓ |", "| --- | --- | --- | --- |"]
     for name, curve in of_explainers.items():
-        cells = []
-        for passes in columns:
-            means = curve[passes].mean(0).tolist() if passes in curve else None
-            cells.append("" if means is None else f"{means[0]:.3f} / {means[1]:.3f}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        for passes, area in sorted(curve.items()):
+            lines.append(f"| {name} | {passes} | {' | '.join(f'{mean:.3f}' for mean in area.mean(0).tolist())} |")
     return lines
 
 
-def _compare_pairs(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
+def _compare_pairs(refined: Mapping[str, Curves], others: Mapping[str, Curves]) -> list[str]:
+    """Paired differences: with as many passes as the other or the next lower number, and with a quarter of them."""
     lines = ["\n| Refined minus other | Fidelity⁺ ↑ | Fidelity⁻ ↓ |", "| --- | --- | --- |"]
-    for name, curve in of_explainers.items():
-        for passes, area in curve.items():
-            for other in OTHERS if name not in UNREFINED else ():
-                beside = of_explainers.get(other, {}).get(FACTOR * passes)
-                if beside is not None:
-                    lines.append(f"| {name} {passes} − {other} {FACTOR * passes} | {difference(area, beside)} |")
-        for passes, area in of_explainers.get("GreedyOrder", {}).items():
-            if name not in UNREFINED:
-                most = max(curve)
-                lines.append(f"| {name} {most} − GreedyOrder {passes} | {difference(curve[most], area)} |")
+    for name, curve in refined.items():
+        for other, beside in others.items():
+            for spent, area in sorted(beside.items()):
+                fewer = [max((p for p in curve if p <= spent / factor), default=None) for factor in (1, FACTOR)]
+                for passes in dict.fromkeys(each for each in fewer if each is not None):
+                    row = difference(curve[passes], area)
+                    lines.append(f"| {name} {passes} − {other} {spent} | {row} |")
     return lines
 
 
-def _passes_needed(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
-    others = [name for name in OTHERS if name in of_explainers]
+def _passes_needed(refined: Mapping[str, Curves], others: Mapping[str, Curves]) -> list[str]:
     lines = ["\n| Passes for the same Fidelity⁺, Fidelity⁻ | " + " | ".join(others) + " |"]
     lines.append("| --- " * (1 + len(others)) + "|")
-    for name, curve in of_explainers.items():
-        for passes, area in curve.items() if name not in UNREFINED else ():
+    for name, curve in refined.items():
+        for passes, area in sorted(curve.items()):
             wanted = area.mean(0).tolist()
             cells = []
-            for other in others:
-                means = {p: each.mean(0).tolist() for p, each in of_explainers[other].items()}
+            for beside in others.values():
+                means = {p: each.mean(0).tolist() for p, each in beside.items()}
                 sides = [
                     find_passes({p: mean[side] for p, mean in means.items()}, wanted[side], sign)
                     for side, sign in enumerate((1, -1))
@@ -172,16 +182,17 @@ def _costs(kept: Mapping[str, Any], removal: str) -> list[str]:
 def draw_figure(results: Mapping[str, Any]) -> Figure:
     """Fidelity⁺ and Fidelity⁻ against passes: a column for each removal, a line for each explainer.
 
-    A heatmap of a method that needs no masked pass stands at 1.
+    A heatmap of a prior, which needs no masked pass, stands at 1.
     """
     areas = arrange_areas(results)
     figure = Figure(figsize=(1 + 4 * len(areas), 6.6), layout="constrained")
     axes = figure.subplots(2, len(areas), squeeze=False, sharex=True, sharey="row")
     colours = choose_colours(name for name in results["numbers"] if name != "cost")
+    names = names_refined(results["numbers"])
     for column, (removal, of_explainers) in enumerate(areas.items()):
         for side, axis in enumerate(axes[:, column]):
             for name, curve in of_explainers.items():
-                refined = name not in UNREFINED
+                refined, alone = name in names, len(curve) == 1
                 label = name if not refined else "refined without a prior" if name == "none" else f"{name}, refined"
                 passes = sorted(curve)
                 axis.plot(
@@ -189,14 +200,14 @@ def draw_figure(results: Mapping[str, Any]) -> Figure:
                     [curve[each][:, side].mean().item() for each in passes],
                     color=colours[name],
                     label=label,
-                    marker="*" if name == "GreedyOrder" else "o",
+                    marker="*" if alone else "o",
                     linestyle="-" if refined else "--",
-                    markersize=10 if name == "GreedyOrder" else 4,
+                    markersize=10 if alone else 4,
                 )
             scale_logarithmically(axis, "x")
             axis.grid(alpha=0.3)
         axes[0, column].set_title(f"removal: {removal}")
-        axes[-1, column].set_xlabel("masked forward passes per image")
+        axes[-1, column].set_xlabel("forward passes per image")
     axes[0, 0].set_ylabel("Fidelity⁺  (higher is better)")
     axes[1, 0].set_ylabel("Fidelity⁻  (lower is better)")
     legend_below(figure, axes.flat)

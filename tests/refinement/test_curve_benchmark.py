@@ -49,6 +49,7 @@ def results(**numbers):
     kept = {
         "AnyHead": {"fidelity": {"0": worse, "16": values}, "yardstick": {"GAE": [0.5, 1.0]}},
         "LIME": {"fidelity": {"16": worse, "64": values}},
+        "Search": {"fidelity": {"0": worse}, "spent": {"0": [40, 60]}},
         "cost": {"cost": {"16": [[1.0, 1.0], [1.5, 1.0], [2.0, 1.0]]}},
     }
     return {"settings": settings | numbers, "numbers": {name: {"zero/0": each} for name, each in kept.items()}}
@@ -58,9 +59,10 @@ def test_tables_and_the_figure_have_what_was_measured_of_the_images_that_all_exp
     found = json.loads(json.dumps(results()))
     found["numbers"]["AnyHead"]["zero/2"] = found["numbers"]["AnyHead"]["zero/0"]
     text = tables(found)
-    assert "| AnyHead | 0.250 / 0.500 | 0.625 / 0.125 |  |" in text
-    assert "| AnyHead 16 − LIME 64 | +0.000 ± 0.000 | +0.000 ± 0.000 |" in text
-    assert "| AnyHead 0 | ≤ 16, ≤ 16 |" in text and "| AnyHead 16 | 64, 64 |" in text
+    assert "| AnyHead | 0 | 0.250 | 0.500 |" in text and "| AnyHead | 16 | 0.625 | 0.125 |" in text
+    assert "| AnyHead 16 − LIME 16 | +0.375 ± 0.125 | -0.375 ± 0.125 |" in text
+    assert "| AnyHead 16 − LIME 64 | +0.000 ± 0.000 | +0.000 ± 0.000 |" in text and "| AnyHead 16 − Search 50 |" in text
+    assert "| AnyHead 0 | ≤ 16, ≤ 16 | ≤ 50, ≤ 50 |" in text and "| AnyHead 16 | 64, 64 | > 50, > 50 |" in text
     assert "| GAE | AnyHead | 0.750 | 0.250 |" in text and "| 16 | 1.500 |" in text
     assert [axis.get_xscale() for axis in draw_figure(found).axes] == ["log", "log"]
 
@@ -69,6 +71,8 @@ def test_files_are_joined_if_nothing_contradicts():
     first, second = results(), results()
     second["numbers"] = {"AnyHead": {"zero/2": second["numbers"]["AnyHead"]["zero/0"]}}
     found = join_files([first, second])["numbers"]
-    assert found.keys() == {"AnyHead", "LIME", "cost"} and found["AnyHead"].keys() == {"zero/0", "zero/2"}
+    assert found.keys() == {"AnyHead", "LIME", "Search", "cost"} and found["AnyHead"].keys() == {"zero/0", "zero/2"}
+    other = {"settings": {"removals": ["drop"], "images": 2}, "numbers": {}}
+    assert join_files([results(), other])["settings"]["removals"] == ["zero", "drop"]
     with pytest.raises(InputError, match="^expected files with equal settings, got"):
         join_files([results(), results(levels=3)])
