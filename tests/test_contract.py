@@ -70,12 +70,12 @@ def explainability_vector(target, grid, folder):
     return ExplainabilityVector(copy.deepcopy(target), grid, **files, lambda_1=[1.0], lambda_2=[1.0], labels=labels)
 
 
-def class_activation(target, grid):
-    """CAM of a Swin, because the target of these tests has a class token, which CAM does not explain."""
+def class_activation(target, grid, kind):
+    """A method for averaged maps on a Swin, because the target of these tests has a class token."""
     windows = {"patch_size": 2, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
     swin = timm_model("swin_tiny_patch4_window7_224", img_size=grid.size, **windows, as_target=True)
     target.check_grid(grid)
-    return posthoc.CAM(swin, grid)
+    return kind(swin, grid)
 
 
 def texts(target, grid):
@@ -88,7 +88,8 @@ def texts(target, grid):
 # Those that need more than a target and a grid, and options that change what is computed
 BUILDERS = {
     Oracle: {"": partial(Oracle, hops=1)},
-    posthoc.CAM: {"": class_activation},
+    posthoc.CAM: {"": partial(class_activation, kind=posthoc.CAM)},
+    posthoc.StagePaths: {"": partial(class_activation, kind=posthoc.StagePaths)},
     posthoc.PLUS: {"of DecompX": partial(posthoc.PLUS, of=posthoc.DecompX)},
     posthoc.SkipPLUS: {
         "of XGradCAM": partial(posthoc.SkipPLUS, of=posthoc.XGradCAM),
@@ -119,7 +120,11 @@ BUILDERS = {
     posthoc.MaskCLIP: {"": posthoc.MaskCLIP, "as released": partial(posthoc.MaskCLIP, block="whole")},
     posthoc.DirectPaths: {"": posthoc.DirectPaths, "of heads": partial(posthoc.DirectPaths, heads=[(0, 1), (1, 2)])},
     KernelSHAP: {"": partial(KernelSHAP, budget=40)},
-    Refined: {"": partial(Refined, passes=20), "without a prior": partial(Refined, prior=None, passes=40)},
+    Refined: {
+        "": partial(Refined, passes=32),
+        "again": partial(Refined, passes=6),
+        "without a prior": partial(Refined, prior=None, passes=40),
+    },
     TVE: {
         "light": partial(TVE, network=LIGHT),
         "paper": partial(TVE, network=partial(PaperNetwork, **PAPER)),
@@ -147,10 +152,12 @@ BUILDERS = {
     ExplainabilityVector: {"": explainability_vector},
 }
 CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.get(found, {"": found})]
-OWN_PLACES = TVE, Shapley, General, ExplainabilityVector, Oracle, posthoc.CAM, posthoc.Chance
+OWN_PLACES = TVE, Shapley, General, ExplainabilityVector, Oracle, posthoc.CAM, posthoc.StagePaths, posthoc.Chance
 DRAWN = posthoc.RISE, posthoc.GreedyOrder
-PLACED_CASES = [case for case in CASES if case[0] not in (*OWN_PLACES, *DRAWN) and case[1] != "of random masks"]
-"""Without networks that have positions of their own, neighbours, another target, and masks that treat patches apart."""
+PLACED_CASES = [
+    case for case in CASES if case[0] not in (*OWN_PLACES, *DRAWN) and case[1] not in ("of random masks", "again")
+]
+"""Without networks that have positions of their own, neighbours, another target, masks of single patches, and ranks."""
 POSTHOC_CASES = [case for case in CASES if "posthoc" in case[0].__module__ and case[0] is not posthoc.Chance]
 DETAILED_CASES = [case for case in CASES if hasattr(case[0], "details")]
 FUNCTIONAL_CASES = [case for case in CASES if hasattr(case[0], "explain") and case[0] is not posthoc.LibraGrad]

@@ -60,7 +60,7 @@ REFUSED = [
     (ShapleyLoss, {"coalitions": 0}, "expected coalitions above 0, got coalitions=0"),
     (
         Refined,
-        {"passes": 4},
+        {"passes": 4, "fit": "ranking"},
         "expected at least 8 passes, because fewer cannot tell the size of the prior, got passes=4",
     ),
     (Refined, {"seed": 1.5}, "expected seed as an integer, got seed=1.5"),

@@ -60,7 +60,10 @@ class AnyHeadNetwork(nn.Module):
         super().__init__()
         check_positive(width=width, depth=depth, heads=heads, head_width=head_width)
         if direct:
-            {"flow": check_flow, "direct": check_direct, "stages": check_stage_paths}[paths](target, direct)
+            if paths == "stages":
+                check_stage_paths(target, direct, grid.size)
+            else:
+                (check_flow if paths == "flow" else check_direct)(target, direct)
             self.path_weight = nn.Linear(width, len(direct))
             nn.init.zeros_(self.path_weight.weight)
             nn.init.ones_(self.path_weight.bias)

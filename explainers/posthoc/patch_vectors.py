@@ -212,7 +212,7 @@ class StagePaths(PathVectors):
         count = len(list(getattr(target.backbone, "feature_info", [])))
         self.start = start
         self.stages = list(range(count))[-3 if start is None else start :]
-        check_stage_paths(target, self.stages)
+        check_stage_paths(target, self.stages, grid.size)
 
     def _read(self, images: Tensor) -> tuple[Tensor, StageRecord]:
         embeddings, _, record = record_stage_paths(self.target, self.target.normalise(images), self.stages)

@@ -176,10 +176,10 @@ def split_passes(passes: int) -> tuple[int, int]:
 @checks_choices
 def check_seen(removal: Removal) -> None:
     """Raise an InputError for a removal that leaves no whole image to explain."""
-    if removal == "drop":
+    if removal not in ("zero", "black"):
         raise InputError(
-            "expected removal=zero or black, because explainers take whole images, got removal=drop: take the order of"
-            " removal=zero, or refine with fit=ranking"
+            f"expected removal=zero or black, because explainers take whole images, got removal={removal}: take the order"
+            " of removal=zero, or refine with fit=ranking"
         )
 
 

@@ -1,5 +1,6 @@
 """Refining the explanations of any explainer: a function, and an explainer for evaluations."""
 
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -104,13 +105,13 @@ def refine(
     patches.check(images)
     fit = fit or choose_fit(passes, explainer, patches, removal, tolerance)
     pairs = MaskedPairs(target, target.normalise(images), patches, removal, chunk_size)
-    explained, settings = (classes, functionals), (noise, temperature, seed)
+    of_prior = partial(Refinement, noise=noise, temperature=temperature, seed=seed)
     if fit == "again":
         _check_again(explainer, passes, patches, removal, tolerance)
         prior = Prior(Again(explainer, target, patches, passes, removal), target, patches, images)
-        return Refinement(prior, pairs, *explained, "ranking", *settings)
+        return of_prior(prior, pairs, classes, functionals, "ranking")
     check_passes(passes=passes)
-    refinement = Refinement(Prior(explainer, target, patches, images), pairs, *explained, fit, *settings)
+    refinement = of_prior(Prior(explainer, target, patches, images), pairs, classes, functionals, fit)
     return refinement.more(passes) if tolerance is None else refinement.until(tolerance, passes)
 
 
@@ -119,7 +120,7 @@ def choose_fit(passes: int, explainer: Any, grid: PatchGrid, removal: Removal, t
     """The default fit: `again` for fewer than 32 passes of an explainer of classes, where it can, else `ranking`."""
     check_integers(passes=passes)
     few = passes < min(FEW, 2 * grid.num_patches)
-    return "again" if few and callable(explainer) and removal != "drop" and tolerance is None else "ranking"
+    return "again" if few and callable(explainer) and removal in ("zero", "black") and tolerance is None else "ranking"
 
 
 @checks_choices
@@ -149,8 +150,6 @@ class Refined(nn.Module):
             with `again`, the number of its explanations by the prior, see `refine`.
     """
 
-    signed = True
-
     @checks_choices
     def __init__(
         self,
@@ -177,6 +176,7 @@ class Refined(nn.Module):
             _check_again(self.prior, passes, grid, removal)
         else:
             check_passes(passes=passes)
+        self.signed = not again  # ranks have no sign
         self.passes = passes
         self.removal = removal
         self.fit = fit

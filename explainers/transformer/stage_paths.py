@@ -24,6 +24,10 @@ from explainers.masking import map_shape
 from explainers.models import TargetModel
 
 
+MOST = 600
+"""Largest number of patches to which positions are shared out: those of the finest stage that has no more."""
+
+
 @dataclass(frozen=True)
 class StageRecord:
     """What one forward pass tells about the paths through L stages, without gradients.
@@ -56,7 +60,8 @@ def record_stage_paths(
     of = dict(zip(read, maps, strict=True))
     positions = target.positions(features).float()
     vectors = (positions[:-1] - positions[-1:]) / positions.shape[1]
-    shape = (normalised.shape[-2] // target.grid.patch_size, normalised.shape[-1] // target.grid.patch_size)
+    patches = max((of[stage].shape[1] for stage in stages if of[stage].shape[1] <= MOST), default=vectors.shape[1])
+    shape = map_shape(patches, normalised.shape[-2:])
     shares = [share_out(of[stage][:-1] - of[stage][-1:], vectors.shape[1], shape) / len(stages) for stage in stages]
     return target.pool(features)[:-1], [of[block][:-1] for block in blocks], StageRecord(vectors, shares)
 
@@ -96,14 +101,14 @@ def sum_stage_paths(record: StageRecord, patches: Tensor | None = None, weights:
     return (shares if weights is None else shares * weights[..., None]).sum(2) @ record.vectors
 
 
-def check_stage_paths(target: TargetModel, stages: Sequence[int]) -> None:
-    """Raise an InputError unless the embedding is the mean of the last feature map, and there are such stages."""
+def check_stage_paths(target: TargetModel, stages: Sequence[int], size: tuple[int, int]) -> None:
+    """Raise an InputError unless the embedding of images of a size is the mean of the last map, and there are stages."""
     target.map_channels(stages)
-    backbone = target.backbone
+    backbone = target.in_eval_mode().backbone  # so that statistics of batches stay as they are
     pooling = [getattr(part, "global_pool", None) for part in (backbone, getattr(backbone, "head", None))]
     with suppress(InputError):
         if "avg" in [getattr(each, "pool_type", each) for each in pooling]:
-            blank = torch.zeros(1, target.channels, *target.grid.size, device=next(backbone.parameters()).device)
+            blank = torch.zeros(1, target.channels, *size, device=next(backbone.parameters()).device)
             with torch.no_grad():
                 target.positions(backbone.forward_features(blank))
             return
@@ -114,6 +119,6 @@ def default_stages(target: TargetModel) -> list[int]:
     """Return the stages whose paths AnyHead adds by default: the last three; none without paths."""
     stages = list(range(len(list(getattr(target.backbone, "feature_info", [])))))[-3:]
     with suppress(InputError):
-        check_stage_paths(target, stages)
+        check_stage_paths(target, stages, target.grid.size)
         return stages
     return []

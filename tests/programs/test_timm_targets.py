@@ -13,16 +13,16 @@ FOLLOW = ("image_size", "patch_size", "blocks", "direct")
 TWELVE = (list(range(12)), list(range(4, 12)))
 FILES = {
     "tinyclip": (224, 16, list(range(10)), list(range(3, 10))),
-    "digits": (64, 8, [2, 3, 4], []),
-    "resnet50": (224, 16, [2, 3, 4], []),  # and not the model of timm of this name
-    "swin_base": (224, 16, [1, 2, 3], []),
+    "digits": (64, 8, [2, 3, 4], [2, 3, 4]),
+    "resnet50": (224, 16, [2, 3, 4], [2, 3, 4]),  # and not the model of timm of this name
+    "swin_base": (224, 16, [1, 2, 3], [1, 2, 3]),
     "tiny": (64, 8, [0, 1], [0, 1]),
     "vit_large": (224, 16, [3, 7, 11, 15, 19, 23], list(range(8, 24))),
 }
 MODELS = {
     "deit_tiny_distilled_patch16_224": (224, 16, TWELVE[0], []),  # its embedding is of two tokens
     "vit_small_patch14_dinov2.lvd142m": (518, 14, *TWELVE),
-    "swinv2_tiny_window8_256": (256, 16, [1, 2, 3], []),
+    "swinv2_tiny_window8_256": (256, 16, [1, 2, 3], [1, 2, 3]),
     "vit_relpos_small_patch16_rpn_224": (224, 16, TWELVE[0], []),  # blocks that normalise their outputs
     "vit_base_patch16_siglip_224": (224, 16, TWELVE[0], []),  # attention pools its tokens
 }

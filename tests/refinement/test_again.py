@@ -128,7 +128,7 @@ def test_functionals_are_explained_along_their_own_paths(anyhead, target, images
         ({"low": 7.5}, "low as an integer, got low=7.5"),
         ({"share": 2.0}, "share from 0 to 1, got share=2.0"),
         ({"removal": "drop"}, "removal=zero or black, because explainers take whole images, got removal=drop"),
-        ({"removal": "white"}, "removal zero, black or drop, got white"),
+        ({"removal": "white"}, "removal zero, black, drop or noisy_linear, got white"),
         ({"functionals": torch.zeros(5, 24)}, "classes or functionals, got both"),
         ({"classes": None, "functionals": torch.zeros(5, 3)}, "functionals of the embedding, .* of shape .5, 24."),
     ],
