@@ -178,6 +178,11 @@ def tally(
     return sums
 
 
+def find_share(part: Tensor, whole: Tensor) -> float | None:
+    """The share of a part; `None` of nothing."""
+    return (part / whole).item() if whole else None
+
+
 def find_sources(names: Sequence[str]) -> list[str] | None:
     """Return the subfolder of the class folder of each file, relative to the folder of classes; `None` without any.
 
