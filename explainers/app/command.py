@@ -226,6 +226,26 @@ def _add_explain(commands: Any) -> None:
     _add_method(add)
     _add_shared(add, "--passes")
     add.add_argument("images", nargs="+", metavar="IMAGE", help="files or folders")
+    _add_explained(add)
+    _add_shared(add, "--white", "--bands")
+    add.add_argument("--top", type=parse_positive, default=5, metavar="K", help="classes in a line (default: 5)")
+    add.add_argument(
+        "--output",
+        type=parse_path,
+        default="explained",
+        metavar="PATH",
+        help="a folder, or a file for one picture (default: explained)",
+    )
+    _add_shared(add, "--patches")
+    add.add_argument(
+        "--json", action="store_true", help="print a JSON object for each picture, and write manifest.json"
+    )
+    add.add_argument("--npy", action="store_true", help="write heatmaps beside pictures, as .npy, and manifest.json")
+    _add_shared(add, "--batch-size")
+    add.set_defaults(module="explainers.app.explain_command", run="explain")
+
+
+def _add_explained(add: Parser) -> None:
     what = add.add_mutually_exclusive_group()
     what.add_argument(
         "--class",
@@ -254,22 +274,6 @@ def _add_explain(commands: Any) -> None:
         help="why not these? classes from which each --class, or texts from which each --text, is told apart; or images"
         " with --similar-to",
     )
-    _add_shared(add, "--white", "--bands")
-    add.add_argument("--top", type=parse_positive, default=5, metavar="K", help="classes in a line (default: 5)")
-    add.add_argument(
-        "--output",
-        type=parse_path,
-        default="explained",
-        metavar="PATH",
-        help="a folder, or a file for one picture (default: explained)",
-    )
-    _add_shared(add, "--patches")
-    add.add_argument(
-        "--json", action="store_true", help="print a JSON object for each picture, and write manifest.json"
-    )
-    add.add_argument("--npy", action="store_true", help="write heatmaps beside pictures, as .npy, and manifest.json")
-    _add_shared(add, "--batch-size")
-    add.set_defaults(module="explainers.app.explain_command", run="explain")
 
 
 def _add_nearest(commands: Any) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from commands import csv_rows
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
-from safetensors.torch import save_file
 from toys import Marked, exported, marked_splits, validate, vector_module
 
 from datamodules.cached import Cached
@@ -167,14 +166,6 @@ def test_models_of_one_task_may_read_patches_differently(build, target, grid, th
     transferred(Marked(2)[torch.arange(2)]["image"])
     head = transferred.model.target.head
     assert (head.reading, head.patch_scale.item()) == ("difference", pytest.approx(0.3))
-
-
-def test_files_of_something_else_and_missing_ones_are_refused(build, tmp_path):
-    refused(build, "no trained explainer at .*nowhere", onto=str(tmp_path / "nowhere.safetensors"))
-    save_file({"weight": torch.ones(2)}, tmp_path / "any.safetensors")
-    refused(build, r"module\.onto, got None in .*any\.safetensors", onto=str(tmp_path / "any.safetensors"))
-    (tmp_path / "torn.safetensors").write_bytes(b"torn")
-    refused(build, "torn.safetensors", onto=str(tmp_path / "torn.safetensors"))
 
 
 @pytest.mark.parametrize(
