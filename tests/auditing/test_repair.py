@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+from toys import in_memory
 
-from explainers.auditing.evidence import Evidence, take_evidence
+from explainers.auditing.evidence import take_evidence
 from explainers.auditing.groups import Centres
 from explainers.auditing.repair import (
     STRENGTHS,
@@ -75,16 +76,6 @@ def test_reliance_is_a_share_of_the_variance():
     assert measure_reliance(5 * scores, 5 * hidden) == pytest.approx(slow.item(), rel=1e-4)
 
 
-class Shards:
-    """Evidence of all images in memory."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self.evidence = evidence
-
-    def shards(self):
-        yield self.evidence
-
-
 class Planted:
     """Images whose upper rows are the background, and a model that adds up vectors of patches of 8 pixels.
 
@@ -129,7 +120,7 @@ def planted(request, target, monkeypatch):
     model.target = TargetModel(target, head=head).eval()
     model.target.classes = ["cat", "dog", "fish"]
     monkeypatch.setattr(model.target, "embed", model.embed)
-    model.store = Shards(take_evidence(model, model.images, model.labels))
+    model.store = in_memory(take_evidence(model, model.images, model.labels))
     model.centres = Centres(F.normalize(model.shown, dim=-1), torch.tensor([0, 1, 0, 1]))
     model.read = lambda numbers: model.images[list(numbers)]
     return model
@@ -167,7 +158,7 @@ def test_a_background_is_taken_out_of_a_head(planted, make_target, tmp_path):
 def test_the_strength_may_be_chosen_on_other_images(planted):
     other = torch.randint(2, (30,)), torch.randint(2, (30,))
     images = planted.draw(*other)
-    store = Shards(take_evidence(planted, images, other[0]))
+    store = in_memory(take_evidence(planted, images, other[0]))
     marks = planted.centres, [2, 3], planted.read
     found = repair(planted.store, planted, *marks, held_out=(store, lambda numbers: images[list(numbers)]))
     right = (store.evidence.predicted == other[0]).float().mean().item()
