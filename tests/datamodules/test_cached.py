@@ -75,11 +75,9 @@ def computed(monkeypatch):
     return rows
 
 
-def light(target, grid, blocks, **settings):
-    own = {name: settings.pop(name) for name in ("hops",) if name in settings}
-    crop = {name: settings.pop(name) for name in ("min_crop",) if name in settings}
-    tve = TVE(target, grid, partial(LightNetwork, blocks=blocks, width=12, depth=1), **own)
-    return training(tve, partial(TVELoss, **settings), STILL, **crop)
+def light(target, grid, blocks, loss=TVELoss, **settings):
+    tve = TVE(target, grid, partial(LightNetwork, blocks=blocks, width=12, depth=1))
+    return training(tve, loss, STILL, **settings)
 
 
 def test_networks_that_read_other_blocks_share_the_meta_attributions(target, grid, computed, tmp_path):
@@ -87,25 +85,6 @@ def test_networks_that_read_other_blocks_share_the_meta_attributions(target, gri
         computed.clear()
         fit(light(target, grid, blocks), stored(tmp_path))
         assert sorted(computed) == sorted((provided, index) for provided in expected for index in ONCE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"hops": (1,)}, {"meta"}),
-        ({"patches_per_image": 2}, {"meta"}),
-        ({"seed": 1}, {"meta"}),
-        ({"chunk_size": 3}, set()),
-        ({"reduction": "mean"}, set()),
-    ],
-    ids=str,
-)
-def test_another_setting_computes_only_what_depends_on_it(target, grid, computed, tmp_path, change, expected):
-    fit(light(target, grid, [0]), stored(tmp_path))
-    computed.clear()
-    fit(light(target, grid, [0], **change), stored(tmp_path))
-    assert sorted(computed) == sorted((provided, index) for provided in expected for index in ONCE)
 
 
 @pytest.mark.parametrize("change", ["backbone", "images", "precision"])
@@ -122,7 +101,7 @@ def test_of_another_backbone_other_images_or_in_another_precision_all_is_compute
 
 
 def test_a_batch_holds_the_rows_and_labels_of_its_images(target, grid, tmp_path):
-    module, data = light(target, grid, [1], patches_per_image=2), stored(tmp_path)
+    module, data = light(target, grid, [1], partial(TVELoss, patches_per_image=2)), stored(tmp_path)
     fit(module, data)
     images, seen = Noise(6), set()
     for batch in data.train_dataloader():

@@ -10,9 +10,7 @@ from commands import csv_rows
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from toys import Marked, exported, marked_splits, validate, vector_module
 
-from datamodules.cached import Cached
 from datamodules.images import Images
-from datamodules.store import Store
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.saved.identity import weights_hash
@@ -21,18 +19,16 @@ from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
 from explainers.weight_vectors import explainability_vector
 from explainers.weight_vectors.fixed_head import select_explained
-from explainers.weight_vectors.model_files import exported_target
 from explainers.weight_vectors.self_explaining import SelfExplaining
 from explainers.weight_vectors.task_arithmetic import cosine, vector
 
 LABELS = partial(ShapleyLabels, budget=20)
-COARSE = PatchGrid(32, 16, differs=True)
 MEASURED = {"accuracy", "e_rmse", "relative_error", "iou", "rank_correlation"}
 
 
 @pytest.fixture
 def build(target, grid, three_files):
-    return lambda over=grid, **settings: vector_module(target, over, three_files, **settings)
+    return lambda **settings: vector_module(target, grid, three_files, **settings)
 
 
 def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build):
@@ -178,20 +174,6 @@ def test_models_of_one_task_may_read_patches_differently(build, target, grid, th
 )
 def test_nothing_to_compare_with_or_to_try_is_refused(build, told, settings):
     refused(build, told, **settings)
-
-
-def test_attributions_on_another_grid_are_kept_apart(build, target, three_files, tmp_path):
-    kept = {}
-    for grid in (PatchGrid(32, 8), COARSE, PatchGrid(32, 8)):
-        _, arguments = marked_splits()
-        validate(build(over=grid, k=2), Cached(Images(**arguments), str(tmp_path / "rows"), 4))
-        labels = LABELS(exported_target(target, three_files["onto"]), grid)
-        key = labels.key() | {"data": Marked(7, seed=1).fingerprint(), "precision": "32-true"}
-        store = Store(tmp_path / "rows", key, 7)
-        assert not store.missing() and store.read(0)["shapley"].shape == (grid.num_patches,)
-        kept[grid] = store.path
-    assert kept[PatchGrid(32, 8)] != kept[COARSE]
-    assert len(list((tmp_path / "rows").iterdir())) == 3  # one of them is of the pixels, which are of no grid
 
 
 def test_the_best_factor_is_that_of_the_validation_images_alone(build, tmp_path):
