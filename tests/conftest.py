@@ -201,6 +201,28 @@ def grid():
 
 
 @pytest.fixture
+def anyhead(target):
+    """An AnyHead of this ViT, or of another `target`, with lively random weights."""
+    from toys import VECTORS
+
+    from explainers.anyhead import AnyHead
+
+    explainer = AnyHead(target, target.grid, VECTORS, temperature=2.0)
+    wake(explainer.network)
+    return explainer.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def nothing_shipped(tmp_path, monkeypatch):
+    """No trained explainer is shipped, and no line was printed before."""
+    from explainers.app import choosing
+    from explainers.share import catalogue
+
+    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
+    choosing.print_once.cache_clear()
+
+
+@pytest.fixture
 def three_files(target, grid, tmp_path):
     """Files of the three models of a transfer, by their role."""
     from toys import three_models

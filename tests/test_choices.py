@@ -20,7 +20,7 @@ from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.app import choosing
 from explainers.app.audited_photos import find_labels
-from explainers.app.audits import audit, audit_folder, start_session
+from explainers.app.audits import audit, audit_folder
 from explainers.app.model import prepare_model
 from explainers.app.page.views import curves
 from explainers.app.session import Session, explain
@@ -68,7 +68,6 @@ EXCLUDED = {
     **dict.fromkeys(
         (find_labels, audit, audit_folder), "find_labels names its one word, and TargetModel checks the score"
     ),
-    start_session: "TargetModel checks the score",
     ImageTransform: "configs and processors name its resize, which their readers check",
     General: "its class_map is `same` or a list of numbers",
 }

@@ -3,6 +3,7 @@
 import copy
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import references
 import torch
@@ -189,6 +190,11 @@ def marked_splits():
     sets = {"train": Marked(4, seed=8), "val": Marked(7, seed=1), "test": Marked(5, seed=2)}
     builders = {name: (lambda each=each: each) for name, each in sets.items()}
     return sets, builders | {"batch_size": 3, "num_workers": 0}
+
+
+def in_memory(evidence):
+    """The evidence of an audit as a store of one shard."""
+    return SimpleNamespace(evidence=evidence, shards=lambda: iter([evidence]))
 
 
 @torch.no_grad()

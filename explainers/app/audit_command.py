@@ -34,15 +34,9 @@ def audit(options: Namespace) -> None:
     model, weights, methods = model_and_methods(options)
     if len(methods) > 1:
         raise InputError("--method: expected one explainer, got several: leave out all but one")
-    session = start_session(
-        model,
-        methods[0],
-        weights,
-        choose_device(options),
-        options.batch_size,
-        white=options.white,
-        bands=options.bands,
-    )
+    pixels = {"white": options.white, "bands": options.bands}
+    device, size = choose_device(options), options.batch_size
+    session = start_session(model, methods[0], device, weights=weights, batch_size=size, **pixels)
     if options.without is not None:
         return write_repair(session, options)
     if options.labels is None and any(entry.is_dir() for entry in options.folder.iterdir()):

@@ -127,27 +127,20 @@ def audit(
     """
     if head is not None:
         model, weights, score = TargetModel(as_target(model, weights), head, score), None, None
-    session = start_session(model, method, weights, device, batch_size, image_size, white, bands, score)
+    seen: dict[str, Any] = {"image_size": image_size, "white": white, "bands": bands, "score": score}
+    session = start_session(model, method, device, weights=weights, batch_size=batch_size, **seen)
     command = ["explainers", "audit", str(folder), "--model", session.target.name, "--output", str(output)]
     return audit_folder(session, folder, labels, output, texts, masks, groups, passes, command)
 
 
 def start_session(
-    model: str | nn.Module,
-    method: Method,
-    weights: str | Path | None = None,
-    device: str | torch.device | None = None,
-    batch_size: int | None = None,
-    image_size: ImageSize | None = None,
-    white: White = None,
-    bands: Sequence[int] | None = None,
-    score: Score | None = None,
+    model: str | nn.Module, method: Method, device: str | torch.device | None = None, **settings: Any
 ) -> Session:
-    """A classifier with an explainer that has vectors, on a GPU of this process; an InputError if it has none."""
+    """A `Session` with an explainer that has vectors, on a GPU of this process; an InputError if it has none."""
     rank, processes = process_number()
     if processes > 1 and torch.cuda.device_count() > 1 and str(device or "cuda") == "cuda":
         device = f"cuda:{rank % torch.cuda.device_count()}"
-    session = Session(model, method, weights, device, None, "likeness", batch_size, image_size, white, bands, score)
+    session = Session(model, method, device=device, purpose="likeness", **settings)
     check_classes(session.target)
     if not isinstance(session.explainer, VectorExplainer):
         raise InputError(
@@ -190,7 +183,15 @@ def audit_folder(
         found, centres = measure_groups(*of_images, passes=passes, on_object=on_object)
         if texts:
             found = name_groups(found, centres, session, texts)
-    about = describe(session, store, command)
+    about = {
+        "command": list(command),
+        "explainer": session.method,
+        "model": session.target.timm_name,
+        "transform": asdict(session.transform),
+        "identity": store.identity(),
+        "packages": versions(),
+        "devices": devices(),
+    }
     numbers = count_images(store) | {"stability": stability}
     audit = FolderAudit(found, classes, numbers, grid.shape, about, centres, session, photos, store)
     audit.save(output)
@@ -240,16 +241,3 @@ def name_groups(groups: Sequence[Group], centres: Centres, session: Session, tex
         replace(group, texts={texts[text]: row[text].item() for text in places})
         for group, row, places in zip(groups, scores, order, strict=True)
     ]
-
-
-def describe(session: Session, store: EvidenceStore, command: Sequence[str]) -> dict[str, Any]:
-    """What an audit depends on."""
-    return {
-        "command": list(command),
-        "explainer": session.method,
-        "model": session.target.timm_name,
-        "transform": asdict(session.transform),
-        "identity": store.identity(),
-        "packages": versions(),
-        "devices": devices(),
-    }

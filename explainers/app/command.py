@@ -150,106 +150,102 @@ def parser() -> Parser:
     command.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     command.set_defaults(**dict.fromkeys(ABSENT), method=["auto"])
     commands = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    model = _model_options()
-    size, passes, score = _size_options(), _passes_options(), _score_options()
-    _add_explain(commands, [model, size, score, _method_options(), passes])
-    _add_nearest(commands, [model, size, _method_options()])
-    _add_serve(commands, [model, size, score, _method_options()])
-    add = commands.add_parser("list", parents=[model], help="list trained explainers and methods")
-    add.set_defaults(module="explainers.app.list_command", run="list_all")
-    _add_benchmark(commands, [model, size, score, passes])
-    _add_audit(commands, [model, size, score, _method_options()])
+    for add in (_add_explain, _add_nearest, _add_serve, _add_list, _add_benchmark, _add_audit):
+        add(commands)
     return command
 
 
-def _model_options() -> Parser:
-    options = Parser(add_help=False)
-    options.add_argument(
-        "--model",
-        metavar="NAME",
-        help=f"name of a model of timm, local-dir:FOLDER or hf-hub:USER/NAME (default: {DEFAULT_MODEL})",
-    )
-    options.add_argument("--weights", metavar="FILE", help="its weights, .safetensors, .pth or .ckpt (default: timm's)")
-    options.add_argument("--head", metavar="FILE", help="head.safetensors of another task on the same backbone")
-    options.add_argument("--class-names", metavar="FILE", help="names of its classes, one in a line, or a JSON list")
-    options.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:1 (default: a GPU if there is one)")
-    return options
+SHARED: dict[str, dict[str, Any]] = {
+    "--model": {
+        "metavar": "NAME",
+        "help": f"name of a model of timm, local-dir:FOLDER or hf-hub:USER/NAME (default: {DEFAULT_MODEL})",
+    },
+    "--weights": {"metavar": "FILE", "help": "its weights, .safetensors, .pth or .ckpt (default: timm's)"},
+    "--head": {"metavar": "FILE", "help": "head.safetensors of another task on the same backbone"},
+    "--class-names": {"metavar": "FILE", "help": "names of its classes, one in a line, or a JSON list"},
+    "--device": {"metavar": "NAME", "help": "cpu, cuda or cuda:1 (default: a GPU if there is one)"},
+    "--image-size": {
+        "type": parse_size,
+        "metavar": "PIXELS",
+        "help": "448, or 224x448 for height and width: more pixels give more patches (default: the model's own)",
+    },
+    "--score": {
+        "choices": ("softmax", "sigmoid", "value"),
+        "help": "what its outputs mean: one class, several at once, or numbers, as of a regression (default: softmax)",
+    },
+    "--method": {
+        "type": parse_methods,
+        "default": ["auto"],
+        "metavar": "NAME",
+        "help": "see `explainers list`; with options as in 'RISE(masks=500)' (default: auto)",
+    },
+    "--explainer": {"metavar": "FOLDER", "help": "a trained explainer: the folder of a run, or hf://user/name"},
+    "--passes": {
+        "type": parse_positive,
+        "metavar": "N",
+        "help": "forward passes of methods that choose their number, such as RISE; AnyHead is refined by N passes",
+    },
+    "--white": {
+        "type": parse_white,
+        "metavar": "VALUE",
+        "help": "value of white in images of more than 8 bits, such as 4095; or of black and white: --white=-1,1",
+    },
+    "--bands": {
+        "type": parse_bands,
+        "metavar": "R,G,B",
+        "help": "of a model of 4 channels or more, those that pictures show, numbered from 0 (default: 0,1,2)",
+    },
+    "--batch-size": {
+        "type": parse_positive,
+        "metavar": "N",
+        "help": "images at once (default: what fits into 4 GB)",
+    },
+    "--patches": {"action": "store_true", "help": "patches with sharp edges in the pictures, not smooth ones"},
+}
+"""Options of several commands → what argparse takes of them."""
+
+MODEL = "--model", "--weights", "--head", "--class-names", "--device"
 
 
-def _size_options() -> Parser:
-    options = Parser(add_help=False)
-    options.add_argument(
-        "--image-size",
-        type=parse_size,
-        metavar="PIXELS",
-        help="448, or 224x448 for height and width: more pixels give more patches (default: the model's own)",
-    )
-    return options
+def _add_shared(add: Any, *names: str) -> None:
+    for name in names:
+        add.add_argument(name, **SHARED[name])
 
 
-def _score_options() -> Parser:
-    options = Parser(add_help=False)
-    options.add_argument(
-        "--score",
-        choices=("softmax", "sigmoid", "value"),
-        help="what its outputs mean: one class, several at once, or numbers, as of a regression (default: softmax)",
-    )
-    return options
+def _add_method(add: Parser) -> None:
+    _add_shared(add.add_mutually_exclusive_group(), "--method", "--explainer")
 
 
-def _add_white(options: Any) -> None:
-    options.add_argument(
-        "--white",
-        type=parse_white,
-        metavar="VALUE",
-        help="value of white in images of more than 8 bits, such as 4095; or of black and white: --white=-1,1",
-    )
-
-
-def _add_bands(options: Any) -> None:
-    options.add_argument(
-        "--bands",
-        type=parse_bands,
-        metavar="R,G,B",
-        help="of a model of 4 channels or more, those that pictures show, numbered from 0 (default: 0,1,2)",
-    )
-
-
-def _method_options() -> Parser:
-    options = Parser(add_help=False)
-    how = options.add_mutually_exclusive_group()
-    how.add_argument(
-        "--method",
-        type=parse_methods,
-        default=["auto"],
-        metavar="NAME",
-        help="see `explainers list`; with options as in 'RISE(masks=500)' (default: auto)",
-    )
-    how.add_argument(
-        "--explainer", metavar="FOLDER", help="a trained explainer: the folder of a run, or hf://user/name"
-    )
-    return options
-
-
-def _passes_options() -> Parser:
-    options = Parser(add_help=False)
-    options.add_argument(
-        "--passes",
-        type=parse_positive,
-        metavar="N",
-        help="forward passes of methods that choose their number, such as RISE; AnyHead is refined by N passes",
-    )
-    return options
-
-
-def _add_explain(commands: Any, parents: list[Parser]) -> None:
+def _add_explain(commands: Any) -> None:
     add = commands.add_parser(
         "explain",
-        parents=parents,
         usage="%(prog)s IMAGE [IMAGE ...] [--class CLASS ... | --text TEXT ... | --similar-to IMAGE] [options]",
         help="explain images, and write annotated pictures",
     )
+    _add_shared(add, *MODEL, "--image-size", "--score")
+    _add_method(add)
+    _add_shared(add, "--passes")
     add.add_argument("images", nargs="+", metavar="IMAGE", help="files or folders")
+    _add_explained(add)
+    _add_shared(add, "--white", "--bands")
+    add.add_argument("--top", type=parse_positive, default=5, metavar="K", help="classes in a line (default: 5)")
+    add.add_argument(
+        "--output",
+        type=parse_path,
+        default="explained",
+        metavar="PATH",
+        help="a folder, or a file for one picture (default: explained)",
+    )
+    _add_shared(add, "--patches")
+    add.add_argument(
+        "--json", action="store_true", help="print a JSON object for each picture, and write manifest.json"
+    )
+    add.add_argument("--npy", action="store_true", help="write heatmaps beside pictures, as .npy, and manifest.json")
+    _add_shared(add, "--batch-size")
+    add.set_defaults(module="explainers.app.explain_command", run="explain")
+
+
+def _add_explained(add: Parser) -> None:
     what = add.add_mutually_exclusive_group()
     what.add_argument(
         "--class",
@@ -278,48 +274,26 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         help="why not these? classes from which each --class, or texts from which each --text, is told apart; or images"
         " with --similar-to",
     )
-    _add_white(add)
-    _add_bands(add)
-    add.add_argument("--top", type=parse_positive, default=5, metavar="K", help="classes in a line (default: 5)")
-    add.add_argument(
-        "--output",
-        type=parse_path,
-        default="explained",
-        metavar="PATH",
-        help="a folder, or a file for one picture (default: explained)",
-    )
-    _add_patches(add)
-    _add_files(add)
-    _add_batch_size(add)
-    add.set_defaults(module="explainers.app.explain_command", run="explain")
 
 
-def _add_files(add: Parser) -> None:
-    add.add_argument(
-        "--json", action="store_true", help="print a JSON object for each picture, and write manifest.json"
-    )
-    add.add_argument("--npy", action="store_true", help="write heatmaps beside pictures, as .npy, and manifest.json")
-
-
-def _add_nearest(commands: Any, parents: list[Parser]) -> None:
-    add = commands.add_parser(
-        "nearest", parents=parents, help="find the images of a folder that are most like an image, and show why"
-    )
+def _add_nearest(commands: Any) -> None:
+    add = commands.add_parser("nearest", help="find the images of a folder that are most like an image, and show why")
+    _add_shared(add, *MODEL, "--image-size")
+    _add_method(add)
     add.add_argument("image", metavar="IMAGE", help="a file")
     add.add_argument("folder", metavar="FOLDER", help="the images to choose from, with all folders below it")
     add.add_argument("--k", type=parse_positive, default=5, metavar="K", help="number of images (default: 5)")
     add.add_argument(
         "--output", type=parse_path, default="explained", metavar="FOLDER", help="for the pictures (default: explained)"
     )
-    _add_batch_size(add)
-    _add_patches(add)
-    _add_white(add)
-    _add_bands(add)
+    _add_shared(add, "--batch-size", "--patches", "--white", "--bands")
     add.set_defaults(module="explainers.app.explain_command", run="nearest")
 
 
-def _add_serve(commands: Any, parents: list[Parser]) -> None:
-    add = commands.add_parser("serve", parents=parents, help="explain images in the browser")
+def _add_serve(commands: Any) -> None:
+    add = commands.add_parser("serve", help="explain images in the browser")
+    _add_shared(add, *MODEL, "--image-size", "--score")
+    _add_method(add)
     add.add_argument("--port", type=int, default=7860, help="(default: 7860)")
     add.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 lets other machines in")
     add.add_argument("--domain", metavar="NAME", help="its name for browsers, such as a proxy's; * for a public page")
@@ -328,8 +302,15 @@ def _add_serve(commands: Any, parents: list[Parser]) -> None:
     add.set_defaults(module="explainers.app.explain_command", run="serve")
 
 
-def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
-    add = commands.add_parser("benchmark", parents=parents, help="compare how faithful explainers are on your images")
+def _add_list(commands: Any) -> None:
+    add = commands.add_parser("list", help="list trained explainers and methods")
+    _add_shared(add, *MODEL)
+    add.set_defaults(module="explainers.app.list_command", run="list_all")
+
+
+def _add_benchmark(commands: Any) -> None:
+    add = commands.add_parser("benchmark", help="compare how faithful explainers are on your images")
+    _add_shared(add, *MODEL, "--image-size", "--score", "--passes")
     add.add_argument("images", nargs="+", metavar="IMAGE", help="files or folders")
     add.add_argument(
         "--methods", type=parse_methods, metavar="A,B", help="compared with chance (default: auto and a few others)"
@@ -338,13 +319,14 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
     add.add_argument(
         "--output", type=parse_path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)"
     )
-    _add_batch_size(add)
-    _add_white(add)
+    _add_shared(add, "--batch-size", "--white")
     add.set_defaults(module="explainers.app.benchmark_command", run="benchmark")
 
 
-def _add_audit(commands: Any, parents: list[Parser]) -> None:
-    add = commands.add_parser("audit", parents=parents, help="find what a model relies on in all images of a folder")
+def _add_audit(commands: Any) -> None:
+    add = commands.add_parser("audit", help="find what a model relies on in all images of a folder")
+    _add_shared(add, *MODEL, "--image-size", "--score")
+    _add_method(add)
     add.add_argument("folder", type=parse_path, metavar="FOLDER", help="the images, with all folders below it")
     add.add_argument(
         "--labels", choices=("folder",), help="the folders below FOLDER are the classes of its images (default: none)"
@@ -372,17 +354,5 @@ def _add_audit(commands: Any, parents: list[Parser]) -> None:
     add.add_argument(
         "--output", type=parse_path, default="audit", metavar="FOLDER", help="of this audit alone (default: audit)"
     )
-    _add_batch_size(add)
-    _add_white(add)
-    _add_bands(add)
+    _add_shared(add, "--batch-size", "--white", "--bands")
     add.set_defaults(module="explainers.app.audit_command", run="audit")
-
-
-def _add_batch_size(add: Parser) -> None:
-    add.add_argument(
-        "--batch-size", type=parse_positive, metavar="N", help="images at once (default: what fits into 4 GB)"
-    )
-
-
-def _add_patches(add: Parser) -> None:
-    add.add_argument("--patches", action="store_true", help="patches with sharp edges in the pictures, not smooth ones")

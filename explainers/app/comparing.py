@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -248,7 +248,7 @@ def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None
             session.pixels.draw_seen(other_pixels).clone(),
             photo.name,
             other.name,
-            _take_row(found, row),
+            found.take_row(row),
             session.method,
             session.target.name,
             (photo.file, other.file),
@@ -267,13 +267,6 @@ def embed_image(session: Session, image: OneImage, setting: str) -> Embedded:
     if not is_single(image):
         raise InputError(f"expected one image in {setting}, got several: give one after the other")
     return Embedded(session, *session.decode(list_photos(image)))
-
-
-def _take_row(found: Likeness, row: int) -> Likeness:
-    """The likeness of one of several pairs of images, on the CPU."""
-    one = slice(row, row + 1)
-    parts = {name: getattr(found, name)[one].cpu().clone() for name in ("similarity", "pairs", "rest")}
-    return replace(found, **parts)
 
 
 def _embeddings(session: Session, photos: list[Photo]) -> tuple[Tensor, list[int]]:

@@ -151,9 +151,8 @@ def decode_seen(photo: Photo, transform: ImageTransform, form: PixelFormat) -> t
 def decode_photos(photos: Sequence[Photo], transform: ImageTransform, form: PixelFormat) -> tuple[list[Photo], Tensor]:
     """Decode what a model sees of photos, none of which is left out: the photos with `box`, pixels (B, C, H, W)."""
     named = [replace(photo, in_folder=False) for photo in photos]
-    seen = [found for found in (decode_seen(photo, transform, form) for photo in named) if found]
-    placed = [replace(photo, box=box) for photo, (_, box) in zip(photos, seen, strict=True)]
-    return placed, torch.stack([pixels for pixels, _ in seen])
+    placed, pixels, _ = decode_part(named, range(len(named)), transform, form)
+    return placed, torch.stack(pixels)
 
 
 def decode_part(

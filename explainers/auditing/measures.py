@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from explainers.auditing.audit import Example, Group
 from explainers.auditing.groups import Centres, Store
 from explainers.auditing.hiding import PASSES, Hiding, Photos, hide
 from explainers.auditing.suspicion import Usual, suspect
-from explainers.auditing.tally import Candidate, OnObject, Tally, find_sources, share_places, tally
+from explainers.auditing.tally import Candidate, OnObject, Tally, find_share, find_sources, share_places, tally
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
@@ -54,7 +53,7 @@ def measure_groups(
         The groups, the most suspicious first, and their centres in this order.
     """
     sums = tally(store, target, centres, grid.num_patches, on_object, find_sources(names), hidden, seed)
-    groups = describe_groups(sums, grid, names)
+    groups = [describe_group(sums, index, grid, names) for index in range(len(centres.classes))]
     usual = [find_usual(sums, index, grid) for index in range(len(groups))]
     groups = [_with_suspicion(group, usual[group.index], None, classes) for group in groups]
     order = sorted(range(len(groups)), key=lambda index: -groups[index].suspicion)
@@ -70,12 +69,8 @@ def measure_groups(
     return [replace(groups[old], index=new) for new, old in enumerate(order)], centres.select(order)
 
 
-def describe_groups(sums: Tally, grid: PatchGrid, names: Sequence[str]) -> list[Group]:
-    """Turn sums into the numbers of each group, in the order of the centres, without hiding and suspicion."""
-    return [_describe(sums, index, grid, names) for index in range(len(sums.centres.classes))]
-
-
-def _describe(sums: Tally, index: int, grid: PatchGrid, names: Sequence[str]) -> Group:
+def describe_group(sums: Tally, index: int, grid: PatchGrid, names: Sequence[str]) -> Group:
+    """Turn sums into the numbers of a group, by its place among the centres, without hiding and suspicion."""
     of = int(sums.centres.classes[index])
     patches = sums.positions[index].sum().clamp(min=1)
     positions = sums.positions[index] / patches
@@ -84,11 +79,11 @@ def _describe(sums: Tally, index: int, grid: PatchGrid, names: Sequence[str]) ->
     return Group(
         index=index,
         class_index=of,
-        share=_ratio(sums.evidence[index], sums.totals[of]) or 0.0,
+        share=find_share(sums.evidence[index], sums.totals[of]) or 0.0,
         images=int(sums.images[index]),
-        image_share=_ratio(sums.images[index], sums.predicted[of]) or 0.0,
-        accuracy_with=_ratio(sums.right_with[index], sums.labelled_with[index]),
-        accuracy_without=_ratio(right, labelled),
+        image_share=find_share(sums.images[index], sums.predicted[of]) or 0.0,
+        accuracy_with=find_share(sums.right_with[index], sums.labelled_with[index]),
+        accuracy_without=find_share(right, labelled),
         exclusive=(sums.own[index] / patches).item(),
         positions=tuple(map(tuple, positions.view(grid.shape).tolist())),
         places=share_places(positions, grid),
@@ -136,10 +131,6 @@ def _with_suspicion(group: Group, usual: Usual, found: Hiding | None, classes: S
     difference = None if found is None else found.difference
     suspicion, reasons = suspect(group, classes[group.class_index], difference, usual)
     return replace(group, suspicion=suspicion, reasons=reasons)
-
-
-def _ratio(part: Tensor, whole: Tensor) -> float | None:
-    return (part / whole).item() if whole else None
 
 
 def _example(found: Candidate, names: Sequence[str]) -> Example:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from explainers.auditing.groups import Centres, Store, assign
 from explainers.auditing.hiding import Photos
-from explainers.auditing.tally import PRESENT
+from explainers.auditing.tally import PRESENT, find_share
 from explainers.errors import InputError, check_distinct, check_positive, checks_choices
 from explainers.masking import Removal
 from explainers.models import TargetModel
@@ -387,11 +387,7 @@ def measure_curve(
             )
             / len(edit.classes),
             (counts[strength][2].sum() / images).item(),
-            *(_share(*counts[strength][:2, chosen].sum(-1)) for chosen in ([0, 1], [1], [0])),
+            *(find_share(*counts[strength][:2, chosen].sum(-1)) for chosen in ([0, 1], [1], [0])),
         )
         for strength, head in heads.items()
     )
-
-
-def _share(part: Tensor, whole: Tensor) -> float | None:
-    return (part / whole).item() if whole else None

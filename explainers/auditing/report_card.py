@@ -1,15 +1,14 @@
 """What an edited head does to accuracy and to evidence, beside the head as it was."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from explainers.auditing.evidence import Evidence
 from explainers.auditing.groups import Centres, Store, assign
-from explainers.auditing.tally import PRESENT
+from explainers.auditing.tally import PRESENT, find_share
 from explainers.models import TargetModel
 from explainers.models.functionals import choose_temperature, head_functionals
 
@@ -76,10 +75,6 @@ class ReportCard:
     classes: tuple[ClassCard, ...]
     names: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """All numbers, for programs."""
-        return asdict(self)
-
     def __str__(self) -> str:
         def name(index: int) -> str:
             return self.names[index] if self.names else f"class {index}"
@@ -114,77 +109,48 @@ def grade_heads(
         centres: all groups, in the order of the audit.
         groups: numbers of the groups that were taken out.
     """
-    sums = _Sums(target, after, centres, groups)
+    heads, chosen = (target.head, after), torch.tensor(list(groups))
+    of_shards = []
+    evidence = torch.zeros(len(chosen), 2, 2).double()  # before and after: of the group, and of all stored patches
     for shard in store.shards():
-        sums.add(shard)
-    right, count = sums.right, sums.labelled
-    cards = [
-        GroupCard(
-            group,
-            int(centres.classes[group]),
-            int(sums.having[row]),
-            _pair(sums.right_with[row], sums.labelled_with[row]),
-            _pair(right.sum(0) - sums.right_with[row], count.sum() - sums.labelled_with[row]),
-            (_ratio(*sums.evidence[row, 0]), _ratio(*sums.evidence[row, 1])),
-        )
-        for row, group in enumerate(groups)
-    ]
-    change = ((right[:, 1] - right[:, 0]) / count.clamp(min=1)).abs()
-    order = [each for each in change.argsort(descending=True, stable=True).tolist() if change[each] > 0]
-    changed = tuple(ClassCard(each, int(count[each]), _pair(right[each], count[each])) for each in order[:CHANGED])
-    agreement = sums.agreeing / sums.images
-    return ReportCard(
-        sums.images, agreement, _pair(right.sum(0), count.sum()), tuple(cards), changed, tuple(target.classes)
-    )
-
-
-class _Sums:
-    """Counts over images, before and after (…, 2), for K classes and G groups that were taken out."""
-
-    def __init__(self, target: TargetModel, after: nn.Module, centres: Centres, groups: Sequence[int]) -> None:
-        self.target = target
-        self.heads = (target.head, after)
-        self.centres = centres
-        self.groups = torch.tensor(list(groups))
-        self.images = self.agreeing = 0
-        self.right = torch.zeros(target.num_classes, 2).double()
-        self.labelled = torch.zeros(target.num_classes).double()
-        self.having, self.labelled_with = torch.zeros(2, len(groups)).double()
-        self.right_with = torch.zeros(len(groups), 2).double()
-        self.evidence = torch.zeros(len(groups), 2, 2).double()  # of the group, of all patches
-
-    def add(self, shard: Evidence) -> None:
-        """Add the images of a shard."""
-        points, labels = shard.embeddings.to(self.target.mean), shard.labels.long()
-        predicted = torch.stack([head(points).argmax(-1).cpu() for head in self.heads], 1)  # (B, 2)
-        inside = assign(shard, self.centres)[..., None] == self.groups  # (B, P, G)
-        has = (inside.sum(1) >= PRESENT).double()
-        known = labels >= 0
-        right = (predicted == labels[:, None]).double()
-        self.images += len(labels)
-        self.agreeing += int((predicted[:, 0] == predicted[:, 1]).sum())
-        self.right.index_add_(0, labels[known], right[known])
-        self.labelled += labels[known].bincount(minlength=len(self.labelled))
-        self.having += has.sum(0)
-        self.labelled_with += has[known].sum(0)
-        self.right_with += has[known].mT @ right[known]
-        for row, of in enumerate(self.centres.classes[self.groups].tolist()):
+        points = shard.embeddings.to(target.mean)
+        predicted = torch.stack([head(points).argmax(-1).cpu() for head in heads], 1)  # (B, 2)
+        inside = assign(shard, centres)[..., None] == chosen  # (B, P, G)
+        of_shards.append((shard.labels.long(), predicted, inside.sum(1) >= PRESENT))
+        for row, of in enumerate(centres.classes[chosen].tolist()):
             own = predicted[:, 0] == of
-            for when, head in enumerate(self.heads):
-                amounts = self._evidence(shard, head, own, of)
-                self.evidence[row, when] += torch.stack([(amounts * inside[own, :, row]).sum(), amounts.sum()])
+            for when, head in enumerate(heads):
+                amounts = _measure_evidence(shard, target, head, own, of)
+                evidence[row, when] += torch.stack([(amounts * inside[own, :, row]).sum(), amounts.sum()])
+    labels, predicted, has = (torch.cat(parts) for parts in zip(*of_shards, strict=True))
+    right = (predicted == labels[:, None]).double()
 
-    def _evidence(self, shard: Evidence, head: nn.Module, own: Tensor, of: int) -> Tensor:
-        """Positive evidence of stored patches for a class under a head, in some images, (b, P)."""
-        points = shard.embeddings[own].to(self.target.mean)
-        temperature = choose_temperature(self.target.score, torch.inf)
-        v = head_functionals(head, points, temperature, torch.full((len(points),), of, device=points.device)).cpu()
-        return (shard.vectors[own].float() @ v[..., None])[..., 0].clamp(min=0).double()
+    def measure_accuracy(images: Tensor) -> Pair:
+        before, after = right[images & (labels >= 0)].unbind(1)
+        return (before.mean().item(), after.mean().item()) if len(before) else (None, None)
+
+    group_cards = []
+    for row, group in enumerate(groups):
+        accuracies = measure_accuracy(has[:, row]), measure_accuracy(~has[:, row])
+        shares = find_share(*evidence[row, 0]), find_share(*evidence[row, 1])
+        of = int(centres.classes[group])
+        group_cards.append(GroupCard(group, of, int(has[:, row].sum()), *accuracies, shares))
+    of_classes = [(of, labels == of) for of in labels[labels >= 0].unique().tolist()]
+    class_cards = [ClassCard(of, int(images.sum()), measure_accuracy(images)) for of, images in of_classes]
+    changed = sorted(filter(_change, class_cards), key=_change, reverse=True)[:CHANGED]
+    agreement = (predicted[:, 0] == predicted[:, 1]).double().mean().item()
+    accuracy = measure_accuracy(labels >= 0)
+    return ReportCard(len(labels), agreement, accuracy, tuple(group_cards), tuple(changed), tuple(target.classes))
 
 
-def _pair(right: Tensor, count: Tensor) -> Pair:
-    return _ratio(right[0], count), _ratio(right[1], count)
+def _measure_evidence(shard: Evidence, target: TargetModel, head: nn.Module, own: Tensor, of: int) -> Tensor:
+    """Positive evidence of stored patches for a class under a head, in some images, (b, P)."""
+    points = shard.embeddings[own].to(target.mean)
+    temperature = choose_temperature(target.score, torch.inf)
+    v = head_functionals(head, points, temperature, torch.full((len(points),), of, device=points.device)).cpu()
+    return (shard.vectors[own].float() @ v[..., None])[..., 0].clamp(min=0).double()
 
 
-def _ratio(part: Tensor, whole: Tensor) -> float | None:
-    return (part / whole).item() if whole else None
+def _change(card: ClassCard) -> float:
+    before, after = card.accuracy
+    return abs((after or 0) - (before or 0))

@@ -112,7 +112,11 @@ class Tally:
             self.outside += members[~on_object(shard)].bincount(minlength=len(self.outside))
         self._add_images(shard, members, evidence, has, own, labelled | (own & (labels < 0)[:, None]), wrong)
         if sources is not None:
-            self._add_sources(shard, has & own, sources)
+            names = [sources[number] for number in shard.numbers.tolist()]
+            for row, group in (has & own).nonzero().tolist():
+                self.sources[group][names[row]] += 1
+            for name, of in zip(names, predicted.tolist(), strict=True):
+                self.class_sources[of][name] += 1
 
     def _add_classes(self, labels: Tensor, predicted: Tensor, totals: Tensor) -> None:
         def count(classes: Tensor) -> Tensor:
@@ -152,13 +156,6 @@ class Tally:
         for row, group in (~has & of_class).nonzero().tolist():
             take(self.without[group], (float(not wrong[row]), luck[row]), row, group, EXAMPLES)
 
-    def _add_sources(self, shard: Evidence, present: Tensor, sources: Sequence[str]) -> None:
-        names = [sources[number] for number in shard.numbers.tolist()]
-        for row, group in present.nonzero().tolist():
-            self.sources[group][names[row]] += 1
-        for name, of in zip(names, shard.predicted.tolist(), strict=True):
-            self.class_sources[of][name] += 1
-
 
 @torch.no_grad()
 def tally(
@@ -176,6 +173,11 @@ def tally(
     for shard in store.shards():
         sums.add(shard, target, on_object, sources)
     return sums
+
+
+def find_share(part: Tensor, whole: Tensor) -> float | None:
+    """The share of a part; `None` of nothing."""
+    return (part / whole).item() if whole else None
 
 
 def find_sources(names: Sequence[str]) -> list[str] | None:

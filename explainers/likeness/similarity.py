@@ -44,6 +44,13 @@ class Likeness:
         """What each patch of the second image contributes with all of the first: heatmaps (B, rows, columns)."""
         return self.pairs.sum(1).unflatten(1, self.shape)
 
+    def take_row(self, row: int) -> "Likeness":
+        """One of the pairs of images, on the CPU."""
+        similarity, pairs, rest = (
+            each[row : row + 1].cpu().clone() for each in (self.similarity, self.pairs, self.rest)
+        )
+        return Likeness(similarity, pairs, rest, self.shape)
+
     def strongest(self, count: int = 5, apart: int = 0) -> Tensor:
         """At most `count` pairs (z, w) with the largest products, the largest first, (B, count, 2).
 

@@ -112,8 +112,11 @@ def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if is_clip(model):
-        inputs = find_inputs(find_tower(model), given.size).override(given._replace(classes=()), count)
-        return _override_settings(_convert_clip(find_tower(model), inputs), None, given.classes, inputs.transform)
+        tower = find_tower(model)
+        inputs = find_inputs(tower, given.size).override(given._replace(classes=()), count)
+        found, became = clip_target(tower, inputs)
+        print(f"the image tower {type(tower).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
+        return _override_settings(found, None, given.classes, inputs.transform)
     if library is not None:
         inputs = huggingface.find_wrapped_inputs(model).override(given, count)
         given = Given(inputs.mean, inputs.std, given.size, inputs.classes, inputs.transform, inputs.score)
@@ -138,13 +141,6 @@ def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs
     return target
 
 
-def _convert_clip(tower: nn.Module, inputs: Inputs) -> TargetModel:
-    """Convert the image tower of CLIP, and say what became of it in one line."""
-    target, became = clip_target(tower, inputs)
-    print(f"the image tower {type(tower).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
-    return target
-
-
 def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
     """Make a target of the largest known backbone inside of a module, or of the module as it is; a line says which."""
     name, backbones = type(model).__name__, find_backbones(model)
@@ -160,9 +156,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
         print(f"{name}: {said}", file=sys.stderr, flush=True)
         return _override_settings(target, None, inputs.classes, inputs.transform)
     if backbones:
-        own = read_inputs(model.get_submodule(backbones[0]), inputs.size)
-        given = Given(inputs.mean, inputs.std, None, inputs.classes, inputs.transform, inputs.score)
-        inputs = own.override(given, count_channels(model))
+        inputs = read_inputs(model.get_submodule(backbones[0]), inputs.size).override(inputs, count_channels(model))
     if reasons:
         by_hand = "; if you know its head, give TargetModel(backbone, head=head)" if backbones else ""
         print(

@@ -68,7 +68,7 @@ class Inputs:
     transform: ImageTransform | None = None
     score: Score | None = None
 
-    def override(self, given: Given, count: int) -> "Inputs":
+    def override(self, given: "Given | Inputs", count: int) -> "Inputs":
         """Override what is given; mean and std are those of `count` channels."""
         stated = [name for name in ("mean", "std") if getattr(given, name) is not None]
         origin = {0: self.origin, 1: f"{' '.join(stated)} as given, else {self.origin}", 2: "as given"}[len(stated)]

@@ -117,7 +117,9 @@ def gallery_html(
             {"name": make_title(name), "colour": to_hex(colour)} for name, colour in choose_colours(explainers).items()
         ],
         "columns": [columns[name] for name in numbers],
-        "curves": [_curve_title(key, columns) for key in curves],
+        "curves": [
+            columns.get(key) or columns.get(name := key.removesuffix(CURVE)) or name.replace("_", " ") for key in curves
+        ],
         "tasks": [
             {
                 "name": task,
@@ -129,11 +131,6 @@ def gallery_html(
         ],
     }
     return fill_page("page", SCRIPTS, content)
-
-
-def _curve_title(key: str, columns: Mapping[str, str]) -> str:
-    name = key.removesuffix(CURVE)
-    return columns.get(key) or columns.get(name) or name.replace("_", " ")
 
 
 def _rows(

@@ -34,24 +34,6 @@ def model_card(
         license: licence of the weights, as the Hub names it; `None` to name none.
         source: what `load` finds the explainer by.
         images: which images it was trained on; empty to leave that to the record of the run.
-
-    >>> target = {"backbone": "resnet50", "backbone_sha256": "c0ffee"}
-    >>> header = {"target": target, "grid": {"image_size": 64, "patch_size": 8}}
-    >>> print(model_card("TVE", "Learns.", header, {"command": ["train.py"]}).partition("## Use")[0])
-    ---
-    library_name: transferable-explainers
-    tags:
-    - explainability
-    - image-classification
-    - tve
-    ---
-    <BLANKLINE>
-    # TVE of resnet50
-    <BLANKLINE>
-    Learns. It explains `resnet50` with backbone weights of SHA-256 `c0ffee`,
-    for 8 × 8 patches of images of 64 × 64 pixels.
-    <BLANKLINE>
-    <BLANKLINE>
     """
     model, grid = header["target"], header["grid"]
     tags = ["explainability", "image-classification", kind.lower()]

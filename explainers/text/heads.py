@@ -221,18 +221,17 @@ def two_towers(
     """
     name = type(model).__name__
     if hasattr(model, "encode_text"):
-        target = as_target(model, image_size=image_size)
-        head = clip_text_head(target, templates=templates, encode=clip_encoder(model, tokeniser))
-        head.scale = model.logit_scale.exp().item()
-        return target, head
-    if name not in ("CLIPModel", "SiglipModel"):
+        images, encode = model, clip_encoder(model, tokeniser)
+    elif name in ("CLIPModel", "SiglipModel"):
+        images = _with_projection(model) if name == "CLIPModel" else model.vision_model
+        encode = transformers_encoder(model, tokeniser)
+    else:
         raise InputError(
             f"expected a model of transformers with two towers, CLIPModel or SiglipModel, got {name}: for an image"
             " tower of timm take clip_text_head(target)"
         )
-    images = _with_projection(model) if name == "CLIPModel" else model.vision_model
     target = as_target(images, image_size=image_size)
-    head = clip_text_head(target, templates=templates, encode=transformers_encoder(model, tokeniser))
+    head = clip_text_head(target, templates=templates, encode=encode)
     head.scale = model.logit_scale.exp().item()
     return target, head
 

@@ -101,12 +101,6 @@ def learn_last_blocks(target: TargetModel, count: int) -> None:
 
     An explainability vector is then 0 in the frozen part. It takes less time to learn, and changes predictions less.
 
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, num_classes=2))
-    >>> learn_last_blocks(target, 1)
-    >>> sorted({name.split(".")[0] for name, each in target.backbone.named_parameters() if each.requires_grad})
-    ['blocks', 'norm']
-
     Args:
         target: a transformer of timm, which registers its parts in the order of the computation.
         count: number of the last blocks that learn.

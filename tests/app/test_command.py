@@ -5,13 +5,13 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import huggingface_hub
 import numpy as np
@@ -31,7 +31,6 @@ from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.heads import save_head
-from explainers.posthoc import soft_masks
 from explainers.report.overlays import wrap_title
 from explainers.runtime import progress
 from explainers.text import TextHead
@@ -340,34 +339,11 @@ def test_passes_refine_anyhead(target, grid):
         options.set_passes([refined], 4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ["explain photos --output out", "benchmark photos --output out/b.json"])
-def test_what_sigterm_stops_amid_an_image_is_equal_when_it_is_started_again(words, run, folder, monkeypatch):
-    method = ["--method" + "s" * words.startswith("bench"), "RISE(masks=12, chunk_size=4)"]
-
-    def results():
-        files = {name: (folder / "out" / name).read_bytes() for name in written(folder / "out")}
-        content = json.loads(files["b.json"])["results"] if "b.json" in files else {}
-        numbers = {key: value for row in content.values() for key, value in row.items() if "second" not in key}
-        return numbers or files
-
-    assert run(*words.split(), *method)[0] == 0
-    expected = results()
-    shutil.rmtree(folder / "out")
-    made = []
-
-    def stopped(count):
-        made.append(count)
-        if len(made) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(soft_masks, "advance", stopped)
-        status, _, errors = run(*words.split(), *method)
-    assert status == 143 and len(errors) == 1 and errors[0].startswith("explainers: stopped after 0 of 2 ")
-    assert not any("unfinished" in name or name.endswith(".json") for name in written(folder / "out"))
-    assert run(*words.split(), *method)[0] == 0
-    assert results() == expected
+def test_a_stopped_benchmark_says_how_far_it_came(run, monkeypatch):
+    monkeypatch.setattr("explainers.app.evaluating.measure", Mock(side_effect=KeyboardInterrupt))
+    status, _, errors = run("benchmark", "photos", "--methods", "Chance", "--output", "b.json")
+    said = "stopped after 0 of 2 images without b.json: the same command starts again with the first image"
+    assert (status, errors) == (130, [f"explainers: {said}"])
 
 
 BAD = {

@@ -3,36 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from conftest import timm_model, wake
+from conftest import timm_model
 from PIL import Image
-from toys import VECTORS
 
 import explainers
-from explainers.anyhead import AnyHead
-from explainers.app import choosing
 from explainers.errors import InputError
 from explainers.likeness import likeness
-from explainers.share import catalogue
 
+pytestmark = pytest.mark.usefixtures("nothing_shipped")
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 40, 32, 3), dtype=np.uint8)
-
-
-@pytest.fixture(autouse=True)
-def nothing_shipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
-    choosing.print_once.cache_clear()
 
 
 @pytest.fixture
 def target():
     return timm_model(as_target=True, num_classes=0)
-
-
-@pytest.fixture
-def anyhead(target):
-    explainer = AnyHead(target, target.grid, VECTORS)
-    wake(explainer.network)
-    return explainer.eval().requires_grad_(False)
 
 
 @pytest.fixture

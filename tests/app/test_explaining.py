@@ -7,14 +7,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import timm_model, wake
+from conftest import timm_model
 from PIL import Image
 from torch import nn
-from toys import LIGHT, VECTORS, equal, state
+from toys import LIGHT, equal, state
 
 import explainers
 from explainers import PreparedExplainer, posthoc
-from explainers.anyhead import AnyHead
 from explainers.app import choosing
 from explainers.app.choosing import choose_batch_size
 from explainers.app.session import Session
@@ -28,27 +27,10 @@ from explainers.report.overlays import draw_annotated
 from explainers.share import catalogue
 from explainers.tve import TVE
 
+pytestmark = pytest.mark.usefixtures("nothing_shipped")
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 32, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
 SQUARE = ImageTransform((32, 32), crop_pct=0.9)(IMAGE)[None]  # as timm's config of the tiny ViT says
-
-
-@pytest.fixture(autouse=True)
-def nothing_shipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
-    choosing.print_once.cache_clear()
-
-
-@pytest.fixture
-def target():
-    return timm_model(as_target=True)
-
-
-@pytest.fixture
-def anyhead(target):
-    explainer = AnyHead(target, target.grid, VECTORS, temperature=2.0)
-    wake(explainer.network)
-    return explainer.eval().requires_grad_(False)
 
 
 @pytest.fixture
@@ -286,6 +268,9 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
         ),
         ({"device": "gpu"}, "^expected a device such as cpu or cuda, got gpu: "),
         ({"model": "vit_tinny"}, "got vit_tinny: did you mean "),
+        ({"classes": 1, "against": 1}, "^against='.*': expected another class than the explained one"),
+        ({"against": [0, 1, 2, 3, 4]}, "^against= names all 5 classes"),
+        ({"classes": 1, "against": "no such"}, "^expected classes among the 5"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(given, message, target):
@@ -443,16 +428,3 @@ def test_masks_explain_the_difference_of_two_scores(target):
         keep[0, patch] = False
         hidden = target.score_images(mask_pixels(normalised, keep, grid))[0]
         torch.testing.assert_close(found.flatten()[patch], (whole[1] - whole[4]) - (hidden[1] - hidden[4]))
-
-
-@pytest.mark.parametrize(
-    ("classes", "against", "message"),
-    [
-        (1, 1, "^against='.*': expected another class than the explained one"),
-        (None, [0, 1, 2, 3, 4], "^against= names all 5 classes"),
-        (1, "no such", "^expected classes among the 5"),
-    ],
-)
-def test_a_class_is_told_apart_from_other_classes(target, classes, against, message):
-    with pytest.raises(InputError, match=message):
-        explainers.explain(IMAGE, target, method="GAE", classes=classes, against=against)

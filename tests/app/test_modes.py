@@ -62,23 +62,6 @@ def test_methods_for_gradients_of_stages_are_found_without_gradients():
 
 
 @pytest.mark.situation(34)
-def test_threads_share_a_session():
-    sessions = [Session(timm_model(), method) for method in ("GAE", "AttnLRP")]
-    expected = {session: session.explain(IMAGES) for session in sessions}
-
-    def computed(number):
-        session = sessions[number % 2]
-        explanation = session.explain(IMAGES[number % 4 // 2])[0]
-        return session, number % 4 // 2, explanation.heatmap, explanation.of(3).heatmap
-
-    with ThreadPoolExecutor(4) as pool:
-        for session, image, heatmap, other in pool.map(computed, range(24)):
-            assert torch.equal(heatmap, session.explain(IMAGES[image])[0].heatmap)
-            torch.testing.assert_close(heatmap, expected[session][image].heatmap, rtol=1e-4, atol=1e-6)
-            torch.testing.assert_close(other, expected[session][image].of(3).heatmap, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.situation(34)
 def test_eight_threads_share_a_model_while_others_load_one():
     target = timm_model(as_target=True)
     drawn = [{"RISE": {"masks": 16}}, {"LIME": {"samples": 20}}, {"SmoothGrad": {"samples": 2}}]

@@ -63,13 +63,6 @@ def test_probabilities_are_those_of_masked_images(shown):
     assert expected[0] == pytest.approx(shown.probabilities[2].item(), abs=1e-5)
 
 
-def test_no_patch_lowers_the_probability_more_than_the_most_important_one(shown):
-    index, _, probability = shown.classes[0]
-    first = shown.orders("Occlusion", Index(index))[0, 0].item()
-    alone = shown.scores(Index(index), [[patch] for patch in range(16)])
-    assert alone[first] == pytest.approx(min(alone)) and alone[first] < probability
-
-
 @pytest.mark.parametrize("side", ["most", "least"])
 def test_curves_hide_the_patches_in_their_order(shown, side):
     order = shown.orders("Occlusion", Index(1))[0].tolist()

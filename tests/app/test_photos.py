@@ -1,7 +1,6 @@
 """Images as people have them become the square that a model sees, or one line that says what to do."""
 
 import os
-import re
 import stat
 import struct
 from pathlib import Path
@@ -16,7 +15,6 @@ from PIL.ExifTags import Base
 from explainers.app.photos import decode_batches, decode_seen, is_single, list_photos
 from explainers.errors import InputError
 from explainers.images.bands import PixelFormat
-from explainers.images.decoding import CorruptImage
 from explainers.images.transform import ImageTransform
 from explainers.runtime import progress
 
@@ -164,11 +162,3 @@ def test_what_is_no_image_is_refused_in_one_line(images, message, tmp_path, monk
     with pytest.raises(InputError, match=message) as error:
         square(images(tmp_path) if callable(images) else images)
     assert "\n" not in str(error.value)
-
-
-def test_a_broken_file_is_an_error_alone_and_left_out_of_a_folder(tmp_path, file):
-    (alone,) = list_photos(broken(tmp_path))
-    with pytest.raises(CorruptImage, match=re.escape(str(tmp_path))):
-        decode_seen(alone, ImageTransform((8, 8)), PixelFormat())
-    seen = [decode_seen(photo, ImageTransform((8, 8)), PixelFormat()) for photo in list_photos(tmp_path)]
-    assert [each is None for each in seen] == [True, False]

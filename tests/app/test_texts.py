@@ -5,33 +5,20 @@ import pytest
 import torch
 from clips import clip, image_tower
 from clips import random_directions as encode
-from conftest import timm_model, wake
+from conftest import timm_model
 from PIL import Image
-from toys import VECTORS
 
 import explainers
 from explainers import posthoc
-from explainers.anyhead import AnyHead
-from explainers.app import choosing, model
+from explainers.app import model
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
-from explainers.share import catalogue
 from explainers.text import TextExplainer, TextHead, clip_text_head
 
+pytestmark = pytest.mark.usefixtures("nothing_shipped")
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 40, 32, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS[0])
-
-
-@pytest.fixture(autouse=True)
-def nothing_shipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
-    choosing.print_once.cache_clear()
-
-
-@pytest.fixture
-def target():
-    return timm_model(as_target=True)
 
 
 @pytest.fixture
@@ -46,13 +33,6 @@ def passes(monkeypatch):
     pool = TargetModel.pool
     monkeypatch.setattr(TargetModel, "pool", lambda self, x: counted.append(len(x)) or pool(self, x))
     return counted
-
-
-@pytest.fixture
-def anyhead(target):
-    explainer = AnyHead(target, target.grid, VECTORS)
-    wake(explainer.network)
-    return explainer.eval().requires_grad_(False)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from torch.nn import functional as F
+from toys import in_memory
 
 from explainers.auditing.audit import SUSPICIOUS, Audit, Effect
 from explainers.auditing.evidence import Evidence
@@ -50,16 +51,6 @@ def test_random_patches_are_others_and_as_many():
     assert torch.equal(random_others(hidden[1:2], torch.tensor([1]), 0), first[1:2])  # whatever is in the batch
 
 
-class Shards:
-    """Evidence in memory, as one shard."""
-
-    def __init__(self, evidence):
-        self.evidence = evidence
-
-    def shards(self):
-        yield self.evidence
-
-
 CENTRES = Centres(F.normalize(torch.eye(2, 24) + 0.1, dim=-1), torch.tensor([3, 3]))
 
 
@@ -79,7 +70,7 @@ def audited(target, grid):
     names = [f"{'cat' if i < 4 else 'dog'}/{'web' if i % 3 else 'own'}/{i}.png" for i in range(12)]
     classes = [f"class {i}" for i in range(5)]
     groups, centres = measure_groups(
-        Shards(evidence_of(12)), target, grid, CENTRES, names, classes, lambda numbers: images[numbers], hidden=5
+        in_memory(evidence_of(12)), target, grid, CENTRES, names, classes, lambda numbers: images[numbers], hidden=5
     )
     return Audit(groups, classes, {"images": 12}, (4, 4), {"model": "toy"}, centres)
 
@@ -152,7 +143,7 @@ def test_passes_are_bounded_and_the_most_suspicious_are_hidden(target, grid, aud
     evidence = evidence_of(12)
     images = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8)
     names = [f"{number}.png" for number in range(12)]
-    of = Shards(evidence), target, grid, audited.centres, names, audited.classes, lambda numbers: images[numbers]
+    of = in_memory(evidence), target, grid, audited.centres, names, audited.classes, lambda numbers: images[numbers]
     groups, _ = measure_groups(*of, hidden=4, passes=39)
     assert sum(group.hidden is not None for group in groups) == 1
     assert capsys.readouterr().err == "hidden: 1 of 2 groups, for at most 39 passes\n"

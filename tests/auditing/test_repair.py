@@ -1,13 +1,16 @@
 """Repairs: rows and maps equal slow references; a planted background is taken out; heads are loaded again."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+from toys import in_memory
 
-from explainers.auditing.evidence import Evidence, take_evidence
+from explainers.auditing.evidence import take_evidence
 from explainers.auditing.groups import Centres
 from explainers.auditing.repair import (
     STRENGTHS,
@@ -75,16 +78,6 @@ def test_reliance_is_a_share_of_the_variance():
     assert measure_reliance(5 * scores, 5 * hidden) == pytest.approx(slow.item(), rel=1e-4)
 
 
-class Shards:
-    """Evidence of all images in memory."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self.evidence = evidence
-
-    def shards(self):
-        yield self.evidence
-
-
 class Planted:
     """Images whose upper rows are the background, and a model that adds up vectors of patches of 8 pixels.
 
@@ -129,7 +122,7 @@ def planted(request, target, monkeypatch):
     model.target = TargetModel(target, head=head).eval()
     model.target.classes = ["cat", "dog", "fish"]
     monkeypatch.setattr(model.target, "embed", model.embed)
-    model.store = Shards(take_evidence(model, model.images, model.labels))
+    model.store = in_memory(take_evidence(model, model.images, model.labels))
     model.centres = Centres(F.normalize(model.shown, dim=-1), torch.tensor([0, 1, 0, 1]))
     model.read = lambda numbers: model.images[list(numbers)]
     return model
@@ -167,7 +160,7 @@ def test_a_background_is_taken_out_of_a_head(planted, make_target, tmp_path):
 def test_the_strength_may_be_chosen_on_other_images(planted):
     other = torch.randint(2, (30,)), torch.randint(2, (30,))
     images = planted.draw(*other)
-    store = Shards(take_evidence(planted, images, other[0]))
+    store = in_memory(take_evidence(planted, images, other[0]))
     marks = planted.centres, [2, 3], planted.read
     found = repair(planted.store, planted, *marks, held_out=(store, lambda numbers: images[list(numbers)]))
     right = (store.evidence.predicted == other[0]).float().mean().item()
@@ -184,21 +177,20 @@ def test_a_distilled_head_becomes_a_linear_one(make_target):
 
 def test_a_report_card_compares_two_heads(planted):
     found = repair(planted.store, planted, planted.centres, [2, 3], planted.read, strength=10.0)
-    card = grade_heads(planted.store, planted.target, found.head, planted.centres, [2, 3])
-    evidence = planted.store.evidence
+    has = planted.backgrounds == 0
+    labels = torch.where(has, planted.store.evidence.labels, 2)  # all images without the group are fish
+    evidence = replace(planted.store.evidence, labels=labels)
+    card = grade_heads(in_memory(evidence), planted.target, found.head, planted.centres, [2, 3])
     after = found.head(evidence.embeddings.float()).argmax(-1)
     assert card.images == 40 and card.agreement == pytest.approx((after == evidence.predicted).float().mean().item())
-    assert card.accuracy == pytest.approx(
-        [(each == planted.labels).float().mean().item() for each in (evidence.predicted, after)]
-    )
+    right = torch.stack([evidence.predicted == labels, after == labels]).double()
+    assert card.accuracy == pytest.approx(right.mean(1).tolist())
     group, _ = card.groups
     assert found.curve == () and after.ne(evidence.predicted).any()
-    has = planted.backgrounds == 0
-    assert group.images == has.sum() and group.accuracy_with[0] == pytest.approx(
-        (evidence.predicted == planted.labels)[has].float().mean().item()
-    )
+    assert group.images == has.sum() and group.accuracy_without == (0, 0)
+    assert group.accuracy_with == pytest.approx(right[:, has].mean(1).tolist()) and group.accuracy_with[0] > 0
     assert group.share[1] < 0.2 < group.share[0]
-    assert "accuracy of cat" in str(card) and "group 2 (cat): share of evidence" in str(card)
+    assert "accuracy of dog" in str(card) and "group 2 (cat): share of evidence" in str(card)
 
 
 def test_bad_marks_and_heads_are_refused(planted):

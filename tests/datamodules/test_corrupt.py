@@ -1,6 +1,5 @@
 """Images that cannot be decoded: replaced in training, so that all processes keep in step; left out of evaluation."""
 
-import warnings
 from functools import partial
 
 import pytest
@@ -10,11 +9,9 @@ from test_images import as_rank, indices
 from torch.utils.data import Dataset
 from toys import SILENT
 
-from datamodules.datasets import ImageFiles
 from datamodules.images import Images
 from datamodules.loaders import Readable
 from explainers.errors import InputError
-from explainers.images.transform import ImageTransform
 
 
 class Holes(Dataset):
@@ -118,23 +115,3 @@ def test_data_of_corrupt_images_only_are_an_error(split, num_workers):
 def test_a_process_whose_share_is_corrupt_measures_nothing_and_goes_on():
     shares = [loaders({1, 3, 5}, rank, 2, size=6).val_dataloader() for rank in range(2)]
     assert [indices(share) for share in shares] == [[[0, 2, 4]], []]
-
-
-def test_a_corrupt_file_is_skipped_only_if_asked(tmp_path):
-    from PIL import Image
-
-    paths = [tmp_path / f"{i}.png" for i in range(4)]
-    for i, path in enumerate(paths):
-        Image.new("RGB", (20, 20), (i, i, i)).save(path)
-    paths[2].write_bytes(b"nothing")
-    data = partial(ImageFiles, paths, [0] * 4, ImageTransform((8, 8)))
-    skipping = partial(data, skip_corrupt=True)
-    with pytest.warns(UserWarning, match="left out: .*2.png"):
-        assert indices(Images(val=skipping, batch_size=3, num_workers=0).val_dataloader()) == [[0, 1], [3]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        (batch,) = indices(Images(skipping, batch_size=4, num_workers=0).train_dataloader())
-    assert sorted(batch) == [0, 1, 3, 3]
-    for images in (Images(data, num_workers=0).train_dataloader(), Images(val=data, num_workers=0).val_dataloader()):
-        with pytest.raises(ValueError, match="2.png: expected an image"):
-            indices(images)

@@ -150,13 +150,6 @@ def test_an_image_with_boxes_stays_as_it_is_stored_because_the_boxes_refer_to_th
     assert torch.equal(sample["image"], torch.from_numpy(expected).expand(3, 4, 4))
 
 
-def test_16_bits_are_turned_upright_too(tmp_path):
-    exif = Image.Exif()
-    exif[Base.Orientation] = 6
-    Image.fromarray(np.ascontiguousarray(TURNED[6]).astype(np.uint16) * 257).save(tmp_path / "a.png", exif=exif)
-    assert np.array_equal(np.array(read_image(tmp_path / "a.png"))[..., 0], UPRIGHT)
-
-
 @pytest.mark.parametrize(
     "exif",
     [
@@ -182,15 +175,6 @@ def test_a_corrupt_image_is_named_or_left_out(tmp_path, content):
         ImageFiles([broken], [0], ImageTransform((8, 8)))[0]
     with pytest.warns(UserWarning, match=f"left out: {broken}"):
         assert ImageFiles([broken], [0], ImageTransform((8, 8)), skip_corrupt=True)[0] is None
-
-
-def test_a_damaged_header_is_corrupt(tmp_path):
-    noise(40, 30).save(tmp_path / "a.bmp")
-    content = bytearray((tmp_path / "a.bmp").read_bytes())
-    content[14:18] = struct.pack("<I", 3)
-    (tmp_path / "a.bmp").write_bytes(content)
-    with pytest.raises(CorruptImage, match="cannot be decoded"):
-        read_image(tmp_path / "a.bmp")
 
 
 def test_a_file_that_cannot_be_opened_is_not_a_corrupt_image(tmp_path):

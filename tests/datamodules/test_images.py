@@ -147,19 +147,6 @@ def test_loading_takes_no_draw_from_the_models_random_numbers():
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at_epoch_end", [True, False], ids=["saved at the epoch's end", "saved after validation"])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_resumed_run_sees_what_the_whole_run_saw(tmp_path, num_workers, at_epoch_end):
-    """With a plain DataLoader and workers the resumed run repeats the order of epoch 0."""
-    datamodule = partial(Images, Numbers, partial(Numbers, 2), batch_size=5, num_workers=num_workers)
-    whole, _ = fit(datamodule(), 4, tmp_path / "whole", at_epoch_end=at_epoch_end)
-    first, checkpoint = fit(datamodule(), 2, tmp_path / "half", at_epoch_end=at_epoch_end)
-    second, _ = fit(datamodule(), 4, tmp_path / "half", resume=checkpoint, at_epoch_end=at_epoch_end)
-    assert len({str(batch) for _, batch in whole}) == len(whole) == 16
-    assert first + second == whole
-
-
 def test_data_sets_are_built_only_for_the_stage_that_needs_them():
     def never():
         raise AssertionError("built")

@@ -1,10 +1,8 @@
 """A store of rows survives kills, full disks, damaged files and several writers; or says in one line what is wrong."""
 
 import errno
-import json
 import os
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,19 +123,6 @@ def test_a_lost_array_is_not_read_as_zeros(tmp_path):
         again.refresh(("score",))
     with pytest.raises(InputError, match=rf"{own.path}/score.npy: .*delete the folder {own.path}"):
         again.write(*rows(2))
-
-
-def test_the_key_is_there_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
-    def half(path, text):
-        path.open("w").write(text[: len(text) // 2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_text", half)
-    with pytest.raises(KeyboardInterrupt):
-        store(tmp_path)
-    assert not list(tmp_path.rglob("key.json"))
-    monkeypatch.undo()
-    assert json.loads((store(tmp_path).path / "key.json").read_text()) == KEY
 
 
 def write_share(folder, rank, count):

@@ -9,13 +9,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import test_ffcv
 import timm
 import torch
 from fork_server import fork, join
-from test_decoding import UPRIGHT, save_turned
 from test_ffcv import COUNT, SHOWN, draw, failing, smooth
 
 from datamodules import write_beton as writing
@@ -26,7 +24,6 @@ from datamodules.images import Images
 from datamodules.write_beton import main, write_beton
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage
-from explainers.images.transform import ImageTransform
 from explainers.models import TargetModel
 
 pytestmark = test_ffcv.pytestmark
@@ -164,16 +161,6 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
     assert check_beton(out) == 4
 
 
-def test_a_failed_run_leaves_the_earlier_files_alone(tmp_path, folder, monkeypatch):
-    write_beton(folder, tmp_path / "a.beton", SHOWN, limit=5, workers=1)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr("ffcv.writer.DatasetWriter.finalize", failing)
-    with pytest.raises(OSError):
-        write_beton(folder, tmp_path / "a.beton", SHOWN, limit=4, workers=1)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert check_beton(tmp_path / "a.beton") == 5
-
-
 def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path):
     (tmp_path / "images" / "c").mkdir(parents=True)
     for i in range(5):
@@ -193,15 +180,6 @@ def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path):
     ]
     expected = torch.stack([sample["image"] for sample in intact]).float()
     assert (batch["image"].float() - expected).abs().mean((1, 2, 3)).max() < 2
-
-
-def test_the_writer_turns_images_upright(tmp_path):
-    (tmp_path / "c").mkdir()
-    for orientation in (1, 3, 6, 8):
-        save_turned(tmp_path / "c" / f"{orientation}.png", orientation)
-    stored = writing.StoredImages(image_folder(tmp_path, ImageTransform((4, 12))), range(4), skip_corrupt=False)
-    for i in range(4):
-        assert np.array_equal(stored[i][0][..., 0], UPRIGHT)
 
 
 @pytest.fixture

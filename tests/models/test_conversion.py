@@ -138,6 +138,7 @@ def test_positions_are_interpolated_as_the_original_does(name):
     ("problem", "labels", "score"),
     [
         (None, 3, "softmax"),
+        (None, 1, "value"),
         ("multi_label_classification", 3, "sigmoid"),
         ("regression", 1, "value"),
         ("regression", 2, "value"),
@@ -152,14 +153,6 @@ def test_the_score_is_that_of_the_config_unless_another_is_given(problem, labels
     with torch.no_grad():
         torch.testing.assert_close(target(images), model(target.normalise(images)).logits, rtol=1e-4, atol=1e-4)
     assert as_target(model, score="value").score == "value"
-
-
-@pytest.mark.situation(14)
-def test_a_single_output_of_transformers_is_a_regression_as_there(capsys):
-    model = ViTForImageClassification(ViTConfig(**SIZE, num_labels=1))
-    target, said = as_target(model), capsys.readouterr().err
-    assert "is computed in timm's architecture" in said
-    assert target.score == "value" and target.num_classes == 1
 
 
 def test_classes_have_the_names_of_the_model():

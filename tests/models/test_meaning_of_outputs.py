@@ -7,8 +7,6 @@ from torch import nn
 
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.metrics.curves import QUANTITIES
-from explainers.metrics.perturbation import perturbation_sweep
 from explainers.models import TargetModel
 from explainers.models.functionals import choose_temperature, head_functionals
 from explainers.models.scores import log_odds, log_probabilities, scale_logits
@@ -76,15 +74,6 @@ def test_tve_compares_the_probabilities_of_a_sigmoid():
     meta = torch.randn(2, 4, 2, 3)
     g, h = (by_hand(meta[:, :, i], "sigmoid").log() for i in (0, 1))
     torch.testing.assert_close(transfer(nn.Identity(), meta, outputs="sigmoid"), (g - h).mT)
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_curves_are_those_of_the_score(score):
-    logits = torch.randn(1, 4, 3)  # of the whole and the empty image, and of one level of each side
-    parts = iter([logits[:, :2], logits[:, 2:]])
-    curves = perturbation_sweep(lambda _: next(parts), torch.arange(4)[None], torch.tensor([1]), 3, score=score)
-    removed = curves[0, QUANTITIES.index("probability"), 0]
-    torch.testing.assert_close(removed, by_hand(logits.double(), score)[0, [0, 2, 1], 1])
 
 
 @pytest.mark.situation(14)

@@ -18,7 +18,6 @@ from explainers.models.names import class_names, match_classes
 from explainers.models.plain import plain_target
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
-from explainers.training.sources import Features
 from explainers.weight_vectors import SelfExplaining
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
@@ -179,13 +178,6 @@ def test_attributions_are_not_lost_to_the_rounding_of_logits_in_half_precision(t
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(target.classify(embeddings), expected)
         assert target.classify(embeddings).dtype == torch.float32
-
-
-def test_features_are_keyed_by_backbone_and_blocks_whatever_the_head(make_target):
-    key = Features(make_target(), [0, 1]).key()
-    assert Features(make_target(num_classes=3), (0, 1)).key() == key
-    for other in (Features(make_target(), [1]), Features(make_target(), [1, 0]), Features(make_target(seed=1), [0, 1])):
-        assert other.key() != key
 
 
 def observed(module):

@@ -22,9 +22,6 @@ from explainers.transformer.direct_paths import check_direct
 
 PRETRAINED = ["vit_tiny", "vit_base", "vit_large", "swin_base", "swin_large", "deit_base"]
 PRETRAINED += ["resnet50", "resnet101", "resnet152"]
-TARGETS = [*PRETRAINED, "tiny"]
-DATA = ["cats_vs_dogs", "cifar10", "cifar10_torchvision", "cifar100", "digits"]
-DATA += ["folder", "imagenet", "imagenet_folder", "imagenette", "mura"]
 EXPERIMENTS = ("linear_head", "full_finetuning")
 RUN = (*QUIET, "logger=csv", "trainer.max_epochs=1", "trainer.precision=32-true")
 

@@ -2,12 +2,10 @@
 
 import json
 import math
-import re
 
 import pytest
 from clips import IMAGE
-from commands import NO_FIGURES, QUIET, ROOT, draw_images, evaluate
-from PIL import Image
+from commands import NO_FIGURES, QUIET, draw_images, evaluate
 
 WNIDS = ("n01440764", "n02123045")
 
@@ -42,20 +40,3 @@ def test_every_method_explains_a_zero_shot_classifier_of_imagenet(tmp_path):
         assert math.isfinite(row["insertion_accuracy_5"]) and math.isfinite(row["mean_iou"])
     identity = written["identity"]["imagenet_val"]
     assert identity["num_classes"] == 1000 and identity["until"] == 0.5
-
-
-@pytest.mark.slow
-def test_the_command_for_masks_measures_segmentation_of_the_predicted_class(tmp_path):
-    images = draw_images(tmp_path / "imagenet_segmentation/images", count=2, classes=(".",))
-    (tmp_path / "imagenet_segmentation/masks").mkdir()
-    for path in images.glob("*.jpg"):
-        mask = Image.new("L", Image.open(path).size)
-        mask.paste(255, (20, 20, 50, 50))
-        mask.save(tmp_path / f"imagenet_segmentation/masks/{path.stem}.png")
-    head = (ROOT / "configs/experiment/papers/grad_eclip.yaml").read_text().replace(" \\\n#    ", "")
-    (command,) = re.findall(r"(tasks=\[imagenet_segmentation\] .*?);", head)
-    given = *SMALL, *QUIET, "pictures=null", f"data_dir={tmp_path}", "tasks.imagenet_segmentation.data.num_workers=0"
-    evaluate("experiment=papers/grad_eclip", *command.split(), *given, folder=tmp_path / "run")
-    rows = json.loads((tmp_path / "run/results.json").read_text())["results"]["imagenet_segmentation"]
-    assert [*rows] == METHODS
-    assert all(math.isfinite(row[number]) for row in rows.values() for number in ("pixel_accuracy", "mean_iou"))

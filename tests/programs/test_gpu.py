@@ -20,6 +20,7 @@ pytestmark = [
 ]
 RUN = ("experiment=demo/tve", "target=tiny", *SMALL_DIGITS, "explainer.network.width=24", "trainer.max_epochs=1")
 EXPLAINERS = ("chance", "oracle", "kernel_shap", "tve", "tve_hg")
+METHODS = ("DecompX-PLUS", "GAE", "ALTI-Rollout", "IntegratedGradients", "Occlusion", "RISE")
 
 
 def test_a_training_step_in_bf16_has_a_finite_loss(tmp_path):
@@ -42,31 +43,21 @@ def test_a_killed_training_ends_as_one_that_was_not(precision, tmp_path):
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("name", EXPLAINERS)
+@pytest.mark.parametrize("name", [*EXPLAINERS, *METHODS])
 def test_a_heatmap_is_the_same_as_on_the_cpu(name, tmp_path):
     settings = {"kernel_shap": ["explainers.kernel_shap.budget=20"], "oracle": ["explainers.oracle.cache_dir=null"]}
-    overrides = ("target=tiny", f"explainers=[{name}]", *settings.get(name, ()))
-    cfg = composed(*overrides, folder=tmp_path, config="eval")
+    named = [f"explainers=[{name}]", *settings.get(name, ())] if name in EXPLAINERS else []
+    cfg = composed("target=tiny", *named, folder=tmp_path, config="eval")
     torch.manual_seed(0)
-    explainer = instantiate(cfg.explainers[name], target=instantiate(cfg.target)).eval()
-    images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
-    classes = torch.tensor([0, 3, 9])
+    target = instantiate(cfg.target)
+    if name in EXPLAINERS:
+        explainer = instantiate(cfg.explainers[name], target=target).eval()
+    else:
+        explainer = posthoc.build(name, target, instantiate(cfg.grid), {"masks": 50} if name == "RISE" else {})
+    images, classes = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8), torch.tensor([0, 3, 9])
     with torch.no_grad():
         on_cpu = explainer(images, classes)
         on_gpu = explainer.cuda()(images.cuda(), classes.cuda())
-    assert on_gpu.is_cuda
-    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-2, atol=1e-3 * on_cpu.abs().max().item())
-
-
-@pytest.mark.parametrize("method", ["DecompX-PLUS", "GAE", "ALTI-Rollout", "IntegratedGradients", "Occlusion", "RISE"])
-def test_a_method_without_training_is_the_same_as_on_the_cpu(method, tmp_path):
-    cfg = composed("target=tiny", folder=tmp_path, config="eval")
-    torch.manual_seed(0)
-    options = {"masks": 50} if method == "RISE" else {}
-    explainer = posthoc.build(method, instantiate(cfg.target), instantiate(cfg.grid), options)
-    images, classes = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8), torch.tensor([0, 3, 9])
-    on_cpu = explainer(images, classes)
-    on_gpu = explainer.cuda()(images.cuda(), classes.cuda())
     assert on_gpu.is_cuda
     torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-2, atol=1e-3 * on_cpu.abs().max().item())
 

@@ -24,30 +24,12 @@ def images(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def tuned(images, tmp_path_factory):
-    """A run that tuned the backbone with its head on cats and dogs."""
-    folder = tmp_path_factory.mktemp("runs") / "tuned"
-    train("experiment=full_finetuning", *FOLDER, f"data_dir={images}", "module.min_crop=null", folder=folder)
-    return folder
-
-
 def measured(*overrides, folder):
     """The results of the folder's task, and whether they were measured just now."""
     path = folder / "results.json"
     before = path.read_text() if path.exists() else ""
     evaluate(*MEASURE, *overrides, folder=folder)
     return json.loads(path.read_text()), path.read_text() != before
-
-
-@pytest.mark.slow
-def test_the_head_of_a_tuned_backbone_is_refused_by_the_original_one(images, tuned, tmp_path):
-    head = f"tasks.folder.target.head={tuned / 'head.safetensors'}"
-    message = error(evaluate, *MEASURE, head, f"data_dir={images}", folder=tmp_path)
-    assert "head.safetensors" in message and "got a difference in backbone_sha256" in message
-    backbone = f"target.model.checkpoint_path={tuned / 'target.safetensors'}"
-    results, _ = measured(head, backbone, "target.model.num_classes=2", f"data_dir={images}", folder=tmp_path / "own")
-    assert results["identity"]["folder"]["num_classes"] == 2
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ TWO = ("trainer.devices=2", "data.size.train=16", *QUIET)
 def configs(tmp_path):
     """A folder of the user's own configs: a config of another name, an experiment, and an option of a group."""
     folder = tmp_path / "configs"
-    for group in ("experiment", "data", "nested"):
+    for group in ("experiment", "data"):
         (folder / group).mkdir(parents=True)
     (folder / "mine.yaml").write_text("defaults: [train, _self_]\nobjective: val/accuracy\n")
     override = "defaults: [override /target: tiny, override /data: small]\n"
@@ -28,7 +28,6 @@ def configs(tmp_path):
         f"# @package _global_\n{override}name: own\ntitle: job ${{hydra:job.num}} ${{run_name:${{name}}}}\n"
     )
     (folder / "data/small.yaml").write_text("defaults: [digits]\nscraps: 1\n")
-    (folder / "nested/place.yaml").write_text("# @package _global_\ndata_dir: nested\n")
     return folder
 
 
@@ -86,16 +85,6 @@ def run(tmp_path, monkeypatch):
         return folder
 
     return run
-
-
-@pytest.mark.slow
-def test_flags_and_overrides_reach_the_processes_of_a_run(run, configs):
-    flags = (f"--config-dir={configs}", "--config-name", "mine")
-    folder = run(*flags, "experiment=own", "+nested=place", "hydra.job_logging.root.level=ERROR", "title='two words'")
-    parent, got = configs_of(folder)
-    assert got == parent
-    assert (got["objective"], got["name"], got["data"]["scraps"]) == ("val/accuracy", "own", 1)
-    assert (got["data_dir"], got["title"]) == ("nested", "two words")
 
 
 @pytest.mark.slow

@@ -103,16 +103,6 @@ def test_kills_all_over_the_epochs_change_no_bit_with_ffcv(beton, tmp_path):
 
 
 @pytest.mark.slow
-def test_gradients_of_an_unfinished_step_are_not_lost(tmp_path):
-    """Steps of two batches: a checkpoint waits for the end of a step."""
-    command = (*TORCH, "trainer.accumulate_grad_batches=2", "data.batch_size=4")
-    train(*command, folder=tmp_path / "whole")
-    killed(*command, saved=4, step=6, folder=tmp_path / "run")
-    train(*command, "ckpt_path=last", folder=tmp_path / "run")
-    assert str(results(tmp_path / "run")) == str(results(tmp_path / "whole"))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "division",
     [

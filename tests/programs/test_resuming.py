@@ -15,7 +15,6 @@ from explainers.running.record import hash_model_files, start_record
 
 RUN = (*TVE_RUN, *DIGITS, "trainer.log_every_n_steps=1")
 HISTORY = "csv/version_0/metrics.csv"
-STEPS = 2  # in an epoch
 
 
 def epochs(count):
@@ -41,19 +40,6 @@ def stopped(tmp_path_factory):
 @pytest.fixture
 def run(stopped, tmp_path):
     return Path(shutil.copytree(stopped, tmp_path / "run"))
-
-
-def rates(folder):
-    """Step → learning rate."""
-    return {int(row["step"]): float(row["lr-AdamW"]) for row in csv_rows(folder / HISTORY) if row["lr-AdamW"]}
-
-
-@pytest.mark.slow
-def test_a_longer_run_has_the_learning_rates_of_its_own_length(run, whole):
-    assert set(rates(run)) == {0, 1}
-    train(*RUN, epochs(3), "ckpt_path=last", folder=run)
-    expected = rates(whole)
-    assert rates(run) == {step: rates(run)[step] if step < STEPS else expected[step] for step in range(3 * STEPS)}
 
 
 def test_the_history_of_a_resumed_run_is_one_file_like_that_of_a_whole_run(run, whole):

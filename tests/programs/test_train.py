@@ -2,13 +2,10 @@
 
 import json
 import os
-import signal
-import time
 
 import pytest
 import torch
-from commands import DIGITS, ROOT, TVE_RUN, composed, csv_rows, draw_images, train
-from forks import forked
+from commands import DIGITS, ROOT, TVE_RUN, composed, csv_rows, train
 from hydra.utils import instantiate
 from safetensors.torch import load_file
 
@@ -80,34 +77,6 @@ def test_training_starts_from_a_trained_explainer(finished, tmp_path):
     weights = finished / "explainer.safetensors"
     train(*TVE_RUN, *DIGITS, f"explainer.weights={weights}", "module.optimizer.lr=0", folder=tmp_path)
     assert same(load_file(weights), load_file(tmp_path / "explainer.safetensors"))
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_as_one_that_was_not(tmp_path):
-    """Bit for bit: SIGKILL in the middle of an epoch, then the same command again. Of FFCV: see `test_ffcv`."""
-    draw_images(tmp_path / "train", count=40), draw_images(tmp_path / "val", count=8)
-    images = ("data=folder", f"data_dir={tmp_path}", "data.num_workers=1", "data.batch_size=8")
-    epochs = ("trainer.max_epochs=3", "module.loss.patches_per_image=8", "trainer.log_every_n_steps=1")
-    command, killed, whole = (*TVE_RUN, *images, *epochs), tmp_path / "killed", tmp_path / "whole"
-    history, deadline = killed / "csv/version_0/metrics.csv", time.monotonic() + 120
-    with forked("train.py", *command, folder=killed) as process:
-        while not (killed / "checkpoints/last.ckpt").exists() and process.is_alive():
-            assert time.monotonic() < deadline, "no checkpoint in time"
-            time.sleep(0.01)
-        saved = history.read_text() if history.exists() else ""
-        while history.exists() and history.read_text() == saved and process.is_alive():
-            assert time.monotonic() < deadline, "no step in time"
-            time.sleep(0.01)
-    assert process.exitcode == -signal.SIGKILL, (tmp_path / "killed.log").read_text()
-    reached = checkpoint(killed, "last")["epoch"]
-    assert reached < 2 and not (killed / "explainer.safetensors").exists()
-
-    train(*command, folder=killed)
-    train(*command, folder=whole)
-    assert same(*(load_file(folder / "explainer.safetensors") for folder in (killed, whole)))
-    histories = [csv_rows(folder / "csv/version_0/metrics.csv") for folder in (killed, whole)]
-    steps = [[row["step"] for row in rows if row["train/loss"]] for rows in histories]
-    assert steps[0] == steps[1] == [str(step) for step in range(15)]  # neither lost nor logged twice
 
 
 @pytest.fixture

@@ -5,14 +5,11 @@ import signal
 
 import numpy as np
 import pytest
-from commands import QUIET, SMALL_DIGITS, TVE_RUN, train
+from commands import SMALL_DIGITS, TVE_RUN, train
 from fork_server import fork, join
 from forks import ask_no_gpu
-from safetensors.torch import load_file
-from test_train import same
 
 from datamodules.store import Store
-from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.sources import Features
 from explainers.tve import TVELoss
 
@@ -83,26 +80,3 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
     stores = [sorted((tmp_path / name).rglob("*.npy")) for name in ("killed", "whole")]
     assert len(stores[0]) > 8 and [path.name for path in stores[0]] == [path.name for path in stores[1]]
     assert all(np.array_equal(np.load(one), np.load(other)) for one, other in zip(*stores, strict=True))
-
-
-@pytest.mark.slow
-def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(tmp_path):
-    """In the middle of the training images."""
-    common = (
-        *("target=tiny", "~explainers@explainer", "module=self_explaining", "data=digits", "cache=sources", *QUIET),
-        *(*SMALL_DIGITS, "logger=csv", "cache.batch_size=4", "module.labels.budget=10"),
-        "projection@module.projection=simplex",  # 16 images show not every class
-    )
-    train(*common, "module.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
-    command = (*common, f"module.teacher={tmp_path / 'predicting/model.safetensors'}")
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    killed_at((ShapleyLabels, "__call__"), 2, *command, f"cache_dir={killed}", folder=tmp_path / "first")
-    (path,) = killed.rglob("shapley.npy")
-    assert np.load(path.with_name("done.npy")).sum() == 4  # of 16: one batch
-    for cache, folder in ((killed, "first"), (whole, "second")):
-        train(*command, f"cache_dir={cache}", folder=tmp_path / folder)
-    files = [{path.relative_to(cache): path.read_bytes() for path in cache.rglob("*.*")} for cache in (killed, whole)]
-    assert len([path for path in files[0] if path.name == "shapley.npy"]) == 2
-    assert files[0] == files[1]
-    exported = [load_file(tmp_path / folder / "model.safetensors") for folder in ("first", "second")]
-    assert same(*exported)

@@ -1,13 +1,10 @@
 """A killed test resumes where it was, and measures the same as an uninterrupted one."""
 
-import json
 import re
-import sys
 from contextlib import nullcontext
 
 import pytest
 import torch
-from commands import NO_FIGURES, QUIET, draw_images, evaluate
 from devices import on_device, refusing_to_mix
 from lightning import Callback, Trainer
 from toys import SILENT
@@ -111,26 +108,3 @@ def test_a_test_that_a_signal_ends_saves_all_whole_batches(run, tmp_path, capsys
     run("early", after=2, seconds=1000, kind=SystemExit)
     assert "digit: saved 2 of 4 measured batches" in capsys.readouterr().out
     assert without_speed(run("early")) == without_speed(whole) and Counted.calls == 2
-
-
-def test_an_evaluation_whose_images_change_before_it_resumes_starts_anew_and_says_so(tmp_path, monkeypatch, capsys):
-    """The numbers are those of an uninterrupted evaluation of the changed images."""
-    images = draw_images(tmp_path / "images/val")
-    data = [f"tasks.folder.data.{key}" for key in (f"root={images.parent}", "num_workers=0", "eval_batch_size=2")]
-    command = ("target=tiny", "++target.model.num_classes=2", "tasks=[folder]", *data, "explainers=[chance]")
-    command += ("evaluation.levels=3", "logger=[]", *NO_FIGURES, *QUIET)
-    with monkeypatch.context() as patch:
-        explain, calls = Chance.forward, []
-        patch.setattr(Chance, "forward", lambda *given: sys.exit(9) if calls else calls.append(1) or explain(*given))
-        with pytest.raises(SystemExit, match="^9$"):
-            evaluate(*command, folder=tmp_path / "killed")
-    assert "folder: saved 1 of 3 measured batches" in capsys.readouterr().out
-    draw_images(images, side=60)
-    for name in ("killed", "whole"):
-        evaluate(*command, folder=tmp_path / name)
-        out = capsys.readouterr().out
-        assert ("folder: measured from the start: the 1 batches in " in out) == (name == "killed")
-        assert "resumes" not in out
-    files = (tmp_path / name / "results.json" for name in ("killed", "whole"))
-    killed, whole = (json.loads(file.read_text())["results"]["folder"]["chance"] for file in files)
-    assert killed.pop("images_per_second") and whole.pop("images_per_second") and killed == whole

@@ -140,44 +140,6 @@ def test_large_photos_are_resized_smoothly():
     assert len(found.unique()) > 200 and found.diff().abs().max() <= 2
 
 
-def linear(rgb):
-    """Linear light of sRGB from 0 to 255."""
-    rgb = torch.tensor(rgb, dtype=torch.float64) / 255
-    return torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-
-
-def lab(light):
-    """CIE Lab of linear sRGB, for daylight."""
-    to_xyz = torch.tensor([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]).double()
-    x, y, z = (to_xyz @ light.clamp(0, 1) / torch.tensor([0.9505, 1.0, 1.089]).double()).tolist()
-    fx, fy, fz = (each ** (1 / 3) if each > 0.008856 else 7.787 * each + 16 / 116 for each in (x, y, z))
-    return torch.tensor([116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)])
-
-
-SIGHTS = {  # Machado, Oliveira and Fernandes (2009), of linear RGB
-    "all colours": torch.eye(3).double(),
-    "no red": torch.tensor(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-    ).double(),
-    "no green": torch.tensor(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-    ).double(),
-}
-
-
-@pytest.mark.parametrize("sight", SIGHTS)
-@pytest.mark.parametrize("below", [20, 128, 235])
-def test_colour_blind_people_tell_signs_and_strengths_apart(below, sight):
-    def seen(shade):
-        return lab(SIGHTS[sight] @ linear(colour_slowly([below] * 3, shade, OPACITY)))
-
-    for strength in (0.4, 0.6, 0.8, 1.0):  # a difference of 2.3 is just noticeable
-        assert (seen(strength) - seen(-strength)).norm() > 20
-    for sign in (1, -1):
-        steps = [seen(sign * strength) for strength in (0, 0.4, 0.6, 0.8, 1.0)]
-        assert min((one - other).norm() for one, other in zip(steps, steps[1:], strict=False)) > 8
-
-
 def test_unsigned_heatmaps_go_from_no_colour_to_yellow_wherever_their_zero_is():
     grey = torch.full((3, 4, 4), 100, dtype=torch.uint8)
     heatmap = torch.linspace(0, 1, 16).view(4, 4)

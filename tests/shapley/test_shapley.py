@@ -1,11 +1,9 @@
-import re
 from functools import partial
 
 import pytest
 import references
 import torch
-from torch import nn
-from toys import batch_of, fit, game, training
+from toys import batch_of, game, training
 
 from explainers.masking import PatchGrid
 from explainers.shapley.coalition_values import CoalitionValues
@@ -180,29 +178,6 @@ def test_all_weights_of_a_network_get_a_gradient(target, images, network):
     module = training(Shapley(target, GRID, network), FOUR)
     loss_of(module, complete(batch_of(images), module.sources)).backward()
     assert [name for name, weight in module.explainer.network.named_parameters() if weight.grad is None] == []
-
-
-def test_exported_weights_explain_as_before(target, images, network, tmp_path):
-    shapley = Shapley(target, GRID, network)
-    fit(training(shapley, FOUR), images, epochs=1)
-    path = shapley.export(tmp_path)
-    assert path == tmp_path / "explainer.safetensors"
-    again = Shapley(target, GRID, network, weights=str(path)).eval()
-    assert torch.equal(again(images), shapley.eval()(images))
-
-
-def test_weights_of_another_model_or_grid_are_refused(target, make_target, tmp_path):
-    path = str(Shapley(target, GRID, LIGHT).export(tmp_path))
-    other = make_target(img_size=24)
-    other.head = nn.Linear(24, 5)
-    for model, grid, message in (
-        (make_target(img_size=24, num_classes=7), GRID, "target.num_classes: 5 → 7"),
-        (make_target(img_size=24, seed=1), GRID, "target.backbone_sha256: "),
-        (other, GRID, "target.head_sha256: "),
-        (target, PatchGrid(24, 12, differs=True), "grid.patch_size: 8 → 12"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            Shapley(model, grid, LIGHT, weights=path)
 
 
 @torch.no_grad()

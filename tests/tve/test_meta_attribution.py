@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from toys import batch_of
 
-from explainers.masking import PatchGrid, neighbourhoods
+from explainers.masking import neighbourhoods
 from explainers.training.sources import Features
 from explainers.tve.oracle import Oracle
 from explainers.tve.tve import TVELoss, meta_attribution, transfer
@@ -94,30 +94,3 @@ def test_patches_are_drawn_anew_in_every_epoch_and_for_every_seed(target, grid, 
     assert not torch.equal(first, later)
     other = TVELoss(target, grid, patches_per_image=4, seed=1)(batch_of(images))["patch"]
     assert not torch.equal(first, other)
-
-
-CHANGES = [{"hops": (1,)}, {"hops": (2, 1)}, {"patches_per_image": 2}, {"seed": 1}, {"grid": PatchGrid(32, 4)}]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_what_is_stored_is_keyed_by_all_that_it_depends_on(target, grid, images, change):
-    """What changes the rows changes the key: another one is told, and the rows say that it had to be."""
-    one, other = (TVELoss(target, **{"grid": grid} | settings) for settings in ({}, change))
-    assert one.key() != other.key()
-    rows, others = (source(batch_of(images)) for source in (one, other))
-    assert rows["meta"].shape != others["meta"].shape or not torch.equal(rows["meta"], others["meta"])
-
-
-def test_what_changes_no_row_changes_no_key(target, make_target, grid, images):
-    other_head = make_target(num_classes=3)
-    one, other = TVELoss(target, grid), TVELoss(other_head, grid, [2], chunk_size=3)
-    assert one.key() == other.key()
-    torch.testing.assert_close(one(batch_of(images)), other(batch_of(images)), rtol=1e-4, atol=1e-5)
-
-
-def test_what_is_stored_of_another_backbone_or_by_another_source_has_another_key(target, make_target, grid):
-    other = make_target(seed=1)
-    sources = [TVELoss(target, grid), TVELoss(other, grid)]
-    sources += [Features(target, [0]), Features(target, [0, 1]), Features(target, [1]), Features(other, [0])]
-    keys = [str(source.key()) for source in sources]
-    assert len(set(keys)) == len(keys)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from toys import LIGHT, Small, equal, fit, state, training
 
-from explainers.masking import PatchGrid
 from explainers.saved.identity import weights_hash
 from explainers.tve.tve import TVE
 
@@ -40,14 +39,6 @@ def test_weights_to_start_from_are_not_calibrated_away(target, grid, images, tmp
     tve = TVE(target, grid, LIGHT, weights=str(path))
     fit(training(tve), images, epochs=1)
     assert torch.equal(tve.network.mean_g, torch.zeros(24))
-
-
-def test_weights_of_another_width_or_grid_are_refused_with_both_numbers(target, make_target, grid, tmp_path):
-    path = str(TVE(target, grid, Small).export(tmp_path))
-    with pytest.raises(ValueError, match="target.embed_dim: 24 → 48"):
-        TVE(make_target(embed_dim=48), grid, Small, weights=path, allow_finetuned_backbone=True)
-    with pytest.raises(ValueError, match="grid.patch_size: 8 → 16"):
-        TVE(target, PatchGrid(32, 16, differs=True), Small, weights=path, allow_finetuned_backbone=True)
 
 
 def refused(source, own):

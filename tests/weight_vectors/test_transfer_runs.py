@@ -8,12 +8,9 @@ import pytest
 import torch
 from commands import csv_rows
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
-from safetensors.torch import save_file
 from toys import Marked, exported, marked_splits, validate, vector_module
 
-from datamodules.cached import Cached
 from datamodules.images import Images
-from datamodules.store import Store
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.saved.identity import weights_hash
@@ -22,18 +19,16 @@ from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
 from explainers.weight_vectors import explainability_vector
 from explainers.weight_vectors.fixed_head import select_explained
-from explainers.weight_vectors.model_files import exported_target
 from explainers.weight_vectors.self_explaining import SelfExplaining
 from explainers.weight_vectors.task_arithmetic import cosine, vector
 
 LABELS = partial(ShapleyLabels, budget=20)
-COARSE = PatchGrid(32, 16, differs=True)
 MEASURED = {"accuracy", "e_rmse", "relative_error", "iou", "rank_correlation"}
 
 
 @pytest.fixture
 def build(target, grid, three_files):
-    return lambda over=grid, **settings: vector_module(target, over, three_files, **settings)
+    return lambda **settings: vector_module(target, grid, three_files, **settings)
 
 
 def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build):
@@ -169,14 +164,6 @@ def test_models_of_one_task_may_read_patches_differently(build, target, grid, th
     assert (head.reading, head.patch_scale.item()) == ("difference", pytest.approx(0.3))
 
 
-def test_files_of_something_else_and_missing_ones_are_refused(build, tmp_path):
-    refused(build, "no trained explainer at .*nowhere", onto=str(tmp_path / "nowhere.safetensors"))
-    save_file({"weight": torch.ones(2)}, tmp_path / "any.safetensors")
-    refused(build, r"module\.onto, got None in .*any\.safetensors", onto=str(tmp_path / "any.safetensors"))
-    (tmp_path / "torn.safetensors").write_bytes(b"torn")
-    refused(build, "torn.safetensors", onto=str(tmp_path / "torn.safetensors"))
-
-
 @pytest.mark.parametrize(
     ("told", "settings"),
     [
@@ -187,20 +174,6 @@ def test_files_of_something_else_and_missing_ones_are_refused(build, tmp_path):
 )
 def test_nothing_to_compare_with_or_to_try_is_refused(build, told, settings):
     refused(build, told, **settings)
-
-
-def test_attributions_on_another_grid_are_kept_apart(build, target, three_files, tmp_path):
-    kept = {}
-    for grid in (PatchGrid(32, 8), COARSE, PatchGrid(32, 8)):
-        _, arguments = marked_splits()
-        validate(build(over=grid, k=2), Cached(Images(**arguments), str(tmp_path / "rows"), 4))
-        labels = LABELS(exported_target(target, three_files["onto"]), grid)
-        key = labels.key() | {"data": Marked(7, seed=1).fingerprint(), "precision": "32-true"}
-        store = Store(tmp_path / "rows", key, 7)
-        assert not store.missing() and store.read(0)["shapley"].shape == (grid.num_patches,)
-        kept[grid] = store.path
-    assert kept[PatchGrid(32, 8)] != kept[COARSE]
-    assert len(list((tmp_path / "rows").iterdir())) == 3  # one of them is of the pixels, which are of no grid
 
 
 def test_the_best_factor_is_that_of_the_validation_images_alone(build, tmp_path):

@@ -5,7 +5,6 @@ import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
@@ -166,9 +165,7 @@ class OpenedImage:
         """Why this image is like another one, and what explains it."""
         with self.turns.turn(), torch.no_grad():
             explainer, method = self.session.with_vectors
-            found = likeness(explainer, self.image, other.image)
-        parts = {name: getattr(found, name).cpu() for name in ("similarity", "pairs", "rest")}
-        return replace(found, **parts), method
+            return likeness(explainer, self.image, other.image).take_row(0), method
 
     def orders(self, method: str, index: Index) -> Tensor:
         """The patches in the order of a heatmap, the most important first, (1, N); several random orders of chance."""
