@@ -23,7 +23,6 @@ from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import map_shape
 from explainers.models import TargetModel
 
-
 MOST = 600
 """Largest number of patches to which positions are shared out: those of the finest stage that has no more."""
 

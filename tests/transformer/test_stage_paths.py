@@ -9,6 +9,7 @@ from conftest import timm_model, wake
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError
+from explainers.masking import PatchGrid
 from explainers.transformer.direct_paths import default_direct
 from explainers.transformer.stage_paths import default_stages, record_stage_paths, stage_paths, sum_stage_paths
 
@@ -46,7 +47,7 @@ def test_every_position_is_shared_out_by_the_change_of_the_stage(target):
     """Loops over positions and patches; the interpolation is that of an image with one pixel."""
     normalised, stage = target.normalise(images(target)), default_stages(target)[0]
     embeddings, _, record = record_stage_paths(target, normalised, [stage])
-    rows, columns = target.grid.shape
+    rows = columns = int(stage_paths(record).shape[2] ** 0.5)
     assert (embeddings - target.embed(normalised)).abs().max() < 1e-4
     for number in range(2):
         (_, last), (_, last0) = (target.embed_with_patches(x) for x in (normalised[[number]], blank(target)))
@@ -89,16 +90,19 @@ def test_a_planted_patch_is_found_at_its_row_and_column():
 
 @torch.no_grad()
 def test_an_untrained_anyhead_is_the_sum_of_the_paths(target):
-    stages = default_stages(target)
+    """On the grid of the finest stage, to which positions are shared out."""
+    stages, given = default_stages(target), images(target)
+    _, (finest,) = target.embed_with_maps(target.normalise(given), stages[:1])
+    grid = PatchGrid(given.shape[-1], given.shape[-1] // int(finest.shape[1] ** 0.5), differs=True)
     network = partial(AnyHeadNetwork, blocks=stages, width=8, depth=1, direct=stages, paths="stages")
-    explainer = AnyHead(target, target.grid, network, blend=1.0).eval()
-    heatmaps = explainer.explain(images(target), functional := torch.randn(2, target.embed_dim))
-    expected = posthoc.build("StagePaths", target, target.grid).explain(images(target), functional)
+    explainer = AnyHead(target, grid, network, blend=1.0).eval()
+    heatmaps = explainer.explain(given, functional := torch.randn(2, target.embed_dim))
+    expected = posthoc.build("StagePaths", target, grid).explain(given, functional)
     assert (heatmaps - expected).abs().max() < 1e-4 * expected.abs().max()
     wake(explainer.network)
     explainer.blend = 0.5
-    vectors, embeddings = explainer.decompose(images(target))
-    again, products, few = explainer.decompose_lazily(images(target))
+    vectors, embeddings = explainer.decompose(given)
+    again, products, few = explainer.decompose_lazily(given)
     assert (again - embeddings).abs().max() < 1e-5
     assert (products(functional[:, None])[:, 0] - torch.einsum("bnd,bd->bn", vectors, functional)).abs().max() < 1e-3
     assert (few(torch.tensor([[1], [2]]))[:, 0] - vectors[[0, 1], [1, 2]]).abs().max() < 1e-4
