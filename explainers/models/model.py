@@ -345,10 +345,7 @@ class TargetModel(nn.Module):
         return embeddings, self.positions(features)
 
     def positions(self, features: Tensor) -> Tensor:
-        """The positions of the last feature map of a CNN or Swin, (B, P, D), which the embedding averages.
-
-        `embed_with_patches` says what is raised for other models.
-        """
+        """The positions of the last map of a CNN or Swin, (B, P, D); raises what `embed_with_patches` does."""
         after_pooling = getattr(getattr(self.backbone, "head", None), "norm", nn.Identity())
         if features.dim() == 4 and isinstance(after_pooling, nn.Identity):
             if features.shape[-1] == self.embed_dim:  # Swin, channels last

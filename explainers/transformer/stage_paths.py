@@ -101,7 +101,7 @@ def sum_stage_paths(record: StageRecord, patches: Tensor | None = None, weights:
 
 
 def check_stage_paths(target: TargetModel, stages: Sequence[int], size: tuple[int, int]) -> None:
-    """Raise an InputError unless the embedding of images of a size is the mean of the last map, and there are stages."""
+    """Raise an InputError for a lack of these stages, or an embedding that is not the mean of the last map."""
     target.map_channels(stages)
     backbone = target.in_eval_mode().backbone  # so that statistics of batches stay as they are
     pooling = [getattr(part, "global_pool", None) for part in (backbone, getattr(backbone, "head", None))]
