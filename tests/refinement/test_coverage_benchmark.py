@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.coverage import least_squares, main, stop_images
+from benchmarks.error_coverage import least_squares, main, stop_images
 
 
 @pytest.mark.parametrize("known", [True, False])
