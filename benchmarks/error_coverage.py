@@ -1,7 +1,7 @@
 """How often do the intervals of `explainers.refine`, ± 1.96 standard errors, contain what endless passes would give?
 
     python benchmarks/error_coverage.py --output coverage.json                  # a small ViT with random weights
-    python benchmarks/error_coverage.py --data data/imagenet_val --weights vit_tiny.safetensors --bf16 --output coverage.json
+    python benchmarks/error_coverage.py --data data/imagenet_val --weights FILE --bf16 --output coverage.json
     python benchmarks/error_coverage.py --read coverage.json
 
 Coalitions of `regions` and `shapley` are independent, so a repetition draws its pairs from `--pool` pairs of the image,

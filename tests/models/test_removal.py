@@ -161,7 +161,7 @@ def test_models_whose_tokens_cannot_leave_are_refused(make_target, name, argumen
         keep = torch.ones(1, 1, 16, dtype=torch.bool)
         masked_outputs(target, target.classify, torch.randn(1, 3, 32, 32), keep, PatchGrid(32, 8), "drop")
     check_removal(target, "black")
-    with pytest.raises(InputError, match="expected removal zero, black or drop, got blank"):
+    with pytest.raises(InputError, match="expected removal zero, black, drop or noisy_linear, got blank"):
         check_removal(target, "blank")
 
 

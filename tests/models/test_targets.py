@@ -19,6 +19,7 @@ from explainers.models import TargetModel, as_target
 from explainers.saved.identity import weights_hash
 from explainers.training.classifier import Classifier
 from explainers.transformer.direct_paths import check_direct
+from explainers.transformer.stage_paths import check_stage_paths
 
 PRETRAINED = ["vit_tiny", "vit_base", "vit_large", "swin_base", "swin_large", "deit_base"]
 PRETRAINED += ["resnet50", "resnet101", "resnet152"]
@@ -106,7 +107,9 @@ def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
     with torch.device("meta"):
         target, grid = instantiate(cfg.target).eval(), instantiate(cfg.grid)
         network = instantiate(cfg.explainer.network)(target, grid)
-        if cfg.direct:
+        if name in ("swin_base", "resnet50"):
+            check_stage_paths(target, cfg.direct, grid.size)
+        elif cfg.direct:
             check_direct(target, cfg.direct)
         images = torch.zeros(2, 3, *grid.size, dtype=torch.uint8)
         embeddings, maps = target.embed_with_maps(target.normalise(images), cfg.blocks)
