@@ -8,8 +8,11 @@ tve() {
 }
 
 anyhead() {
-  python benchmarks/explain.py --threads 1 --classes 1000 --rounds 11 --skip oracle --skip paper --skip shared --tasks 1
-  python benchmarks/explain.py --threads 1 --classes 1000 --rounds 5 --skip oracle --skip paper --skip shared --tasks 1 --target vit_base --batch-size 8
+  for PRECISION in fp32 bf16; do
+    A="--threads 1 --classes 1000 --skip oracle --skip paper --skip shared --tasks 1 --precision $PRECISION"
+    python benchmarks/explain.py $A --rounds 7
+    python benchmarks/explain.py $A --rounds 5 --target vit_base --batch-size 8
+  done
 }
 
 methods() {
