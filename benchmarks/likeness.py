@@ -36,7 +36,7 @@ from explainers.metrics.perturbation import PerturbationCurves, importance_order
 from explainers.models import TargetModel
 from explainers.models.removal import masked_outputs
 
-METHODS: dict[str, dict[str, Any]] = {"CAM": {}, "HiResCAM": {}, "GradCAM": {"relu": False}}
+METHODS: dict[str, dict[str, Any]] = {"CAM": {}, "HiResCAM": {}, "GradCAM": {"relu": False}, "StagePaths": {}}
 OTHERS = ("nearest", "random", "itself")
 BATCH, LEVELS = 20, 11
 
