@@ -150,7 +150,7 @@ def test_likeness_is_measured_against_a_random_image(tmp_path, capsys):
     assert "test_resnet: 2 images of objects, 3 images in the gallery" in printed
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()[4:]]
     centres = ["none", "mean of the gallery"]
-    expected = [["chance", ""], *([name, centre] for centre in centres for name in ("CAM", "HiResCAM", "GradCAM"))]
+    expected = [["chance", ""], *([name, centre] for centre in centres for name in likeness.METHODS)]
     assert [row[:2] for row in rows] == expected
     for row in rows[1:]:
         nearest, random, _, difference = (float(cell.partition(" ")[0]) for cell in row[6:10])
