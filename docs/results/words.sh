@@ -15,7 +15,7 @@ likeness() {
   python train.py experiment=anyhead target=fastvit_t8 ++target.model.inference_mode=true ++target.model.num_classes=0 weights=fastvit_t8.reparam.fp16.safetensors \
     data.root=data/imagenet_samples data.val.limit=40 module.loss.functionals=images trainer.precision=bf16-mixed logger=csv name=anyhead_fastvit
   python benchmarks/likeness.py --model fastvit_t8 --weights fastvit_t8.reparam.fp16.safetensors --reparameterised --gallery data/imagenette/train data/caltech \
-    --root data/ecssd --explainer runs/anyhead_fastvit
+    --root data/ecssd --explainer runs/anyhead_fastvit --limit 200
 }
 
 prompts() {
