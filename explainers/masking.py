@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from explainers.errors import InputError, check_distinct, check_positive, check_range
 from explainers.runtime.progress import advance
@@ -96,6 +97,22 @@ def map_shape(positions: int, shape: Sequence[int]) -> tuple[int, int]:
     ratio = math.log(positions * shape[0] / shape[1])
     nearest = min(rows, key=lambda row: abs(2 * math.log(row) - ratio))
     return nearest, positions // nearest
+
+
+def on_grid(feature_map: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Resample a feature map (B, N', C) to the resolution of a grid of rows and columns, `shape`: (B, N, C).
+
+    The resampling is bilinear with antialiasing. From 2 × 2 positions to a single patch, which is their mean:
+
+    >>> on_grid(torch.tensor([[[1.0], [2.0], [3.0], [6.0]]]), shape=(1, 1)).round(decimals=4).tolist()
+    [[[3.0]]]
+    """
+    own = map_shape(feature_map.shape[1], shape)
+    if own == shape:
+        return feature_map
+    return (
+        F.interpolate(feature_map.float().mT.unflatten(-1, own), shape, mode="bilinear", antialias=True).flatten(2).mT
+    )
 
 
 def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from explainers.errors import check_positive
-from explainers.masking import PatchGrid, check_hops, map_shape, neighbourhoods
+from explainers.masking import PatchGrid, check_hops, neighbourhoods, on_grid
 from explainers.models import TargetModel
 
 
@@ -29,22 +28,6 @@ c_z (B, P, D)."""
 def decompose_all(vectors: Tensor, embeddings: Tensor) -> Decomposition:
     """The decomposition of images whose vectors (B, N, D) are all computed."""
     return embeddings, lambda functionals: functionals @ vectors.mT, lambda patches: at_patches(vectors, patches)
-
-
-def on_grid(feature_map: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Resample a feature map (B, N', C) to the resolution of a grid of rows and columns, `shape`: (B, N, C).
-
-    The resampling is bilinear with antialiasing. From 2 × 2 positions to a single patch, which is their mean:
-
-    >>> on_grid(torch.tensor([[[1.0], [2.0], [3.0], [6.0]]]), shape=(1, 1)).round(decimals=4).tolist()
-    [[[3.0]]]
-    """
-    own = map_shape(feature_map.shape[1], shape)
-    if own == shape:
-        return feature_map
-    return (
-        F.interpolate(feature_map.float().mT.unflatten(-1, own), shape, mode="bilinear", antialias=True).flatten(2).mT
-    )
 
 
 def default_blocks(target: TargetModel) -> list[int]:

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from explainers.errors import InputError, UnsupportedModel
-from explainers.masking import map_shape
+from explainers.masking import map_shape, on_grid
 from explainers.models import TargetModel
 
 MOST = 600
@@ -74,16 +73,9 @@ def share_out(changes: Tensor, positions: int, shape: tuple[int, int]) -> Tensor
     [0.125, 0.125, 0.375, 0.375]
     """
     sizes = changes.float().norm(dim=-1, keepdim=True)
-    around = resample(torch.eye(positions, device=changes.device)[None], shape)
-    weights = around * resample(sizes, shape).clamp(min=1e-6 * sizes.mean() + 1e-30)
+    around = on_grid(torch.eye(positions, device=changes.device)[None], shape)
+    weights = around * on_grid(sizes, shape).clamp(min=1e-6 * sizes.mean() + 1e-30)
     return weights / weights.sum(1, keepdim=True)
-
-
-def resample(feature_map: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Interpolate a map (B, N', C) to patches in rows and columns, `shape`: (B, N, C); bilinear with antialiasing."""
-    own = map_shape(feature_map.shape[1], shape)
-    image = feature_map.mT.unflatten(-1, own)
-    return F.interpolate(image, shape, mode="bilinear", antialias=True).flatten(2).mT
 
 
 def stage_paths(record: StageRecord, functionals: Tensor | None = None) -> Tensor:
