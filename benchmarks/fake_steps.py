@@ -36,8 +36,8 @@ from benchmarks.fake_tensors import count_bytes, cuda_autocast, fake
 from explainers.masking import read_size
 from explainers.models import TargetModel
 from explainers.text import TextHead
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 
 CLASSES = 10
 """Number of classes where the config takes it from the images."""
@@ -55,7 +55,7 @@ def compose_config(*overrides: str) -> DictConfig:
         explainer: Any = cfg.get("explainer") or {}
         explainer.update({key: None for key in ("weights", "surrogate") if key in explainer})
         if part.get("projection") is not None:  # prototypes need images; a simplex has their size
-            part.projection = {"_target_": "explainers.weight_vectors.simplex_of", "_partial_": True, "seed": 0}
+            part.projection = {"_target_": "explainers.vectors.simplex_of", "_partial_": True, "seed": 0}
         teacher = part.get("loss")
         if OmegaConf.is_dict(teacher) and teacher.get("functionals") == "texts":
             teacher.text_head = {"_target_": "benchmarks.fake_steps.make_text_head", "_partial_": True}
@@ -82,7 +82,7 @@ def build(cfg: DictConfig) -> Any:
         return model
 
     part = cfg.module
-    with patch("explainers.weight_vectors.self_explaining.exported_target", trained):
+    with patch("explainers.vectors.self_explaining.exported_target", trained):
         module = instantiate(part)
     unknown = "num_classes" in part and part.num_classes is None or part.get("projection") is not None
     data = SimpleNamespace(classes=[str(i) for i in range(CLASSES)] if unknown else [])

@@ -29,12 +29,12 @@ from explainers.models import TargetModel
 from explainers.report.tables import markdown
 from explainers.saved.weights import read_weights
 from explainers.training.state_dicts import State, part
-from explainers.weight_vectors import exported_target
-from explainers.weight_vectors.lambda_sweep import restorations, restore_projection
-from explainers.weight_vectors.model_files import read_reading
-from explainers.weight_vectors.projections import some_images
-from explainers.weight_vectors.self_explaining import SelfExplaining
-from explainers.weight_vectors.task_arithmetic import transfer, vector
+from explainers.vectors import exported_target
+from explainers.vectors.lambda_sweep import restorations, restore_projection
+from explainers.vectors.model_files import read_reading
+from explainers.vectors.projections import some_images
+from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.task_arithmetic import transfer, vector
 
 LEVELS, BATCH, TEMPERATURE = 11, 50, 2.0
 CURVES: tuple[Curve, Curve] = ("fidelity_plus", "fidelity_minus")

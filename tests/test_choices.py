@@ -44,7 +44,7 @@ from explainers.results.file import list_explainers
 from explainers.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss
-from explainers.weight_vectors import ExplainabilityVector, exported_target
+from explainers.vectors import ExplainabilityVector, exported_target
 
 # Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk
 EXCLUDED = {

@@ -33,9 +33,9 @@ from explainers.shapley import (
 )
 from explainers.text import TextExplainer, TextHead
 from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
-from explainers.weight_vectors import ExplainabilityVector, SelfExplaining
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import simplex
+from explainers.vectors import ExplainabilityVector, SelfExplaining
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
 

@@ -26,8 +26,8 @@ from explainers.report.pictures import Pictures
 from explainers.shapley import LightShapleyNetwork, Shapley, ShapleyLoss, Surrogate
 from explainers.training import Classifier
 from explainers.tve import TVE
-from explainers.weight_vectors import SelfExplaining
-from explainers.weight_vectors.projections import prototypes_of
+from explainers.vectors import SelfExplaining
+from explainers.vectors.projections import prototypes_of
 
 SHAPLEY = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
 

@@ -120,7 +120,7 @@ EXTRAS = {
 """Packages that an installation without extras lacks."""
 
 WITH_EXTRAS = (
-    *("evaluation", "running", "weight_vectors", "report", "app.page", "app.evaluating", "share.adapters"),
+    *("evaluation", "running", "vectors", "report", "app.page", "app.evaluating", "share.adapters"),
     *("shapley.surrogate", "training.classifier", "training.explainer_training", "training.training_module"),
 )
 """Rooms and modules of the library that need them, without `report.overlays`."""

@@ -26,9 +26,9 @@ from explainers.text.encoders import text_embeddings
 from explainers.transformer.rules import Rules
 from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
 from explainers.tve.tve import TVELoss
-from explainers.weight_vectors import ExplainabilityVector, SelfExplaining
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import prototypes_of
+from explainers.vectors import ExplainabilityVector, SelfExplaining
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import prototypes_of
 
 LIGHT = partial(LightNetwork, blocks=[0], width=12, depth=1)
 SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}

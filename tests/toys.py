@@ -19,10 +19,10 @@ from explainers.training import ExplainerTraining
 from explainers.training.trunk import at_patches
 from explainers.tve import TVE, TVELoss
 from explainers.tve.tve import LightNetwork
-from explainers.weight_vectors import ExplainabilityVector
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import simplex
-from explainers.weight_vectors.self_explaining import SelfExplaining
+from explainers.vectors import ExplainabilityVector
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
+from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=3e-3)
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)

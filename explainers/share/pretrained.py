@@ -32,7 +32,7 @@ from explainers.share.model_cards import model_card
 
 LEARNED = {
     "AnyHead": "explainers.anyhead",
-    "SelfExplaining": "explainers.weight_vectors",
+    "SelfExplaining": "explainers.vectors",
     "Shapley": "explainers.shapley",
     "TVE": "explainers.tve",
 }

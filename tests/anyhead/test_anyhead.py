@@ -16,8 +16,8 @@ from explainers.models.heads import DistilledHead
 from explainers.refinement import refine
 from explainers.training.sources import complete
 from explainers.transformer.path_flow import sum_paths
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 

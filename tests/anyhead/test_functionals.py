@@ -12,8 +12,8 @@ from explainers.anyhead.functionals import random_functionals
 from explainers.errors import InputError
 from explainers.models.functionals import class_rows, head_functionals, score_functionals
 from explainers.models.heads import DistilledHead, ProjectedHead
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 
 KINDS = ["predicted", "other", "difference", "mixture", "isotropic"]
 

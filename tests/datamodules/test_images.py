@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.weight_vectors.projections import some_images
+from explainers.vectors.projections import some_images
 
 
 class Numbers(Dataset):

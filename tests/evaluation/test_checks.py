@@ -16,9 +16,9 @@ from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.baselines import Chance
 from explainers.report.tables import markdown, rows
 from explainers.running.trainer import LabelsAsLogits
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import simplex
-from explainers.weight_vectors.self_explaining import SelfExplaining
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
+from explainers.vectors.self_explaining import SelfExplaining
 
 MODULES = {
     "evaluation": lambda target, grid, explainers: Evaluation(grid, levels=3)(target, explainers),

@@ -23,9 +23,9 @@ from explainers.posthoc.baselines import Chance
 from explainers.saved.identity import weights_hash
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.tve.oracle import Oracle
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import simplex
-from explainers.weight_vectors.self_explaining import SelfExplaining
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
+from explainers.vectors.self_explaining import SelfExplaining
 
 LEVELS = 6  # of 16 patches: not a divisor
 

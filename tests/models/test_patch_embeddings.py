@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from explainers.weight_vectors.fixed_head import patch_means
+from explainers.vectors.fixed_head import patch_means
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 SIGLIP = "vit_base_patch16_siglip_224"

@@ -18,7 +18,7 @@ from explainers.models.names import class_names, match_classes
 from explainers.models.plain import plain_target
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
-from explainers.weight_vectors import SelfExplaining
+from explainers.vectors import SelfExplaining
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 FAMILIES = {

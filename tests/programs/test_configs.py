@@ -25,9 +25,9 @@ from safetensors.torch import save_file
 
 from explainers.running.settings import check_keys, check_types
 from explainers.running.targets import named_options
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import simplex
-from explainers.weight_vectors.self_explaining import SelfExplaining
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
+from explainers.vectors.self_explaining import SelfExplaining
 
 FOLDER = ROOT / "configs/experiment"
 PATHS = sorted(FOLDER.rglob("*.yaml"), key=lambda path: (len(path.parts), path))

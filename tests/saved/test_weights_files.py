@@ -15,7 +15,7 @@ from explainers.saved.weights import check_identity, read_weights, save_weights
 from explainers.text.encoders import stored_encoder, text_embeddings
 from explainers.tve import TVE
 from explainers.tve.masked_autoencoder import read_mae
-from explainers.weight_vectors import exported_target
+from explainers.vectors import exported_target
 
 WEIGHTS = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.zeros(2)}
 IDENTITY = {"target": {"backbone": "vit", "normalisation": {"mean": [0.5]}}, "hops": [1, 2], "mae": None}

@@ -28,7 +28,7 @@ from explainers.share import pretrained
 from explainers.share.model_cards import model_card
 from explainers.share.pretrained import CARD, RECORD
 from explainers.tve import TVE, LightNetwork
-from explainers.weight_vectors import SelfExplaining
+from explainers.vectors import SelfExplaining
 
 IMAGES = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
 CLASSES = torch.tensor([9, 0, 4])

@@ -12,8 +12,8 @@ from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.metrics.means import Ratios
 from explainers.tve import TVE
-from explainers.weight_vectors.fixed_head import fix_own_head
-from explainers.weight_vectors.self_explaining import EmbeddingError, SelfExplaining, relative_error
+from explainers.vectors.fixed_head import fix_own_head
+from explainers.vectors.self_explaining import EmbeddingError, SelfExplaining, relative_error
 
 
 def self_explaining(target, grid, labels, predictions):

@@ -15,8 +15,8 @@ from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
 from explainers.saved.weights import check_floating, check_identity, read_weights
 from explainers.training.state_dicts import State, check_alike, part
-from explainers.weight_vectors.fixed_head import FixedHead, Reading
-from explainers.weight_vectors.task_arithmetic import cosine, vector
+from explainers.vectors.fixed_head import FixedHead, Reading
+from explainers.vectors.task_arithmetic import cosine, vector
 
 TRANSFERRED = "transferred"
 """Value of `alpha` in the file of a model that was made by arithmetic instead of training."""

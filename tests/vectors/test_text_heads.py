@@ -16,8 +16,8 @@ from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
-from explainers.weight_vectors.fixed_head import fix_projected_head
-from explainers.weight_vectors.projections import print_accuracy, prototypes_of, text_of
+from explainers.vectors.fixed_head import fix_projected_head
+from explainers.vectors.projections import print_accuracy, prototypes_of, text_of
 
 QUICK = "tiny-quickgelu"
 

@@ -16,11 +16,11 @@ from explainers.anyhead import CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.weight_vectors.explainability_vector import ExplainabilityVector
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.model_files import exported_target
-from explainers.weight_vectors.projections import simplex, simplex_of
-from explainers.weight_vectors.self_explaining import SelfExplaining
+from explainers.vectors.explainability_vector import ExplainabilityVector
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.model_files import exported_target
+from explainers.vectors.projections import simplex, simplex_of
+from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 TEACHERS = {

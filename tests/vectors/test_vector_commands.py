@@ -84,7 +84,7 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
         *(f"explainers.{name}.budget=20" for name in budgets),
         *(f"tasks.small.explainers.{name}.weights={runs / run}.safetensors" for name, run in weights.items()),
         *(f"tasks.small.target.head={runs / 'predicting/model.safetensors'}", "tasks.small.data.size.test=5"),
-        "target._target_=explainers.weight_vectors.exported_target",
+        "target._target_=explainers.vectors.exported_target",
         folder=runs / "evaluation",
     )
     results = json.loads((runs / "evaluation/results.json").read_text())["results"]["small"]

@@ -18,8 +18,8 @@ from explainers.saved.identity import Identity, recipe
 from explainers.saved.weights import save_weights
 from explainers.training.sources import Pixels, complete
 from explainers.training.state_dicts import State
-from explainers.weight_vectors.fixed_head import select_explained
-from explainers.weight_vectors.lambda_sweep import (
+from explainers.vectors.fixed_head import select_explained
+from explainers.vectors.lambda_sweep import (
     Point,
     PointMetrics,
     Row,
@@ -32,7 +32,7 @@ from explainers.weight_vectors.lambda_sweep import (
     restore_projection,
     sweep_points,
 )
-from explainers.weight_vectors.model_files import (
+from explainers.vectors.model_files import (
     TRANSFERRED,
     compute_vectors,
     exported_target,
@@ -40,8 +40,8 @@ from explainers.weight_vectors.model_files import (
     read_parents,
     read_reading,
 )
-from explainers.weight_vectors.self_explaining import LabelBuilder, SelfExplaining
-from explainers.weight_vectors.task_arithmetic import combine, transfer
+from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
+from explainers.vectors.task_arithmetic import combine, transfer
 
 log = logging.getLogger(__name__)
 

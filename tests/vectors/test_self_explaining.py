@@ -19,10 +19,10 @@ from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.sources import Pixels
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.model_files import exported_target
-from explainers.weight_vectors.projections import simplex, simplex_of
-from explainers.weight_vectors.self_explaining import SelfExplaining
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.model_files import exported_target
+from explainers.vectors.projections import simplex, simplex_of
+from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 LABELS = partial(ShapleyLabels, budget=20)

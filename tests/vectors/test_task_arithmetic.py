@@ -5,7 +5,7 @@ import torch
 from conftest import timm_model
 
 from explainers.errors import InputError
-from explainers.weight_vectors.task_arithmetic import cosine, transfer, vector
+from explainers.vectors.task_arithmetic import cosine, transfer, vector
 
 STEP = "bn1.num_batches_tracked"
 

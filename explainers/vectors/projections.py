@@ -20,7 +20,7 @@ from explainers.models import TargetModel
 from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.text.towers import text_tower
-from explainers.weight_vectors.fixed_head import fix_projected_head
+from explainers.vectors.fixed_head import fix_projected_head
 
 
 def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:

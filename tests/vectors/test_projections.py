@@ -12,8 +12,8 @@ from toys import Marked
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.models import TargetModel
-from explainers.weight_vectors.fixed_head import FixedHead
-from explainers.weight_vectors.projections import prototypes, prototypes_of, simplex, simplex_of
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import prototypes, prototypes_of, simplex, simplex_of
 
 
 class Few(Dataset):

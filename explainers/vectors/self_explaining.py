@@ -25,7 +25,7 @@ from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.transformer.blocks import find_blocks
-from explainers.weight_vectors.fixed_head import (
+from explainers.vectors.fixed_head import (
     FixedHead,
     Reading,
     embed_as_read,
@@ -33,8 +33,8 @@ from explainers.weight_vectors.fixed_head import (
     fix_projected_head,
     select_explained,
 )
-from explainers.weight_vectors.model_files import exported_target
-from explainers.weight_vectors.projections import ProjectionBuilder
+from explainers.vectors.model_files import exported_target
+from explainers.vectors.projections import ProjectionBuilder
 
 Predictions = Literal["labels", "teacher", "embedding"]
 """`labels`: the cross entropy with the labels. `teacher`: the divergence from the teacher's predictions,

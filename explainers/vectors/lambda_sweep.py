@@ -15,7 +15,7 @@ from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
 from explainers.metrics.means import Accuracy, Mean
 from explainers.models import TargetModel
-from explainers.weight_vectors.projections import some_images
+from explainers.vectors.projections import some_images
 
 Point = tuple[float, ...]
 """(λ₁, λ₂); of a sum of several vectors also the ratio of each."""

@@ -17,10 +17,10 @@ from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
-from explainers.weight_vectors import explainability_vector
-from explainers.weight_vectors.fixed_head import select_explained
-from explainers.weight_vectors.self_explaining import SelfExplaining
-from explainers.weight_vectors.task_arithmetic import cosine, vector
+from explainers.vectors import explainability_vector
+from explainers.vectors.fixed_head import select_explained
+from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.task_arithmetic import cosine, vector
 
 LABELS = partial(ShapleyLabels, budget=20)
 MEASURED = {"accuracy", "e_rmse", "relative_error", "iou", "rank_correlation"}

@@ -16,9 +16,9 @@ from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
-from explainers.weight_vectors.lambda_sweep import best_point, summary
-from explainers.weight_vectors.model_files import exported_target
-from explainers.weight_vectors.task_arithmetic import transfer, vector
+from explainers.vectors.lambda_sweep import best_point, summary
+from explainers.vectors.model_files import exported_target
+from explainers.vectors.task_arithmetic import transfer, vector
 
 LABELS = partial(ShapleyLabels, budget=20)
 SWEEP = [i / 10 for i in range(21)]

@@ -11,9 +11,9 @@ from toys import exported, three_models, validate, vector_module
 from explainers.errors import InputError
 from explainers.saved.weights import read_weights
 from explainers.training.state_dicts import part
-from explainers.weight_vectors.model_files import exported_target
-from explainers.weight_vectors.self_explaining import SelfExplaining
-from explainers.weight_vectors.task_arithmetic import combine
+from explainers.vectors.model_files import exported_target
+from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.task_arithmetic import combine
 
 RATIOS = [[1.0, 1.0], [1.0, -0.5]]
 

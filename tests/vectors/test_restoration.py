@@ -5,8 +5,8 @@ import torch
 from toys import Marked, validate, vector_module
 
 from explainers.saved.weights import read_weights
-from explainers.weight_vectors import exported_target
-from explainers.weight_vectors.lambda_sweep import restoration, restore_projection
+from explainers.vectors import exported_target
+from explainers.vectors.lambda_sweep import restoration, restore_projection
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from datamodules.images import Images
 from explainers.posthoc import build as build_method
 from explainers.saved.weights import read_weights
 from explainers.training.state_dicts import part
-from explainers.weight_vectors import MethodLabels
-from explainers.weight_vectors.lambda_sweep import curvature
-from explainers.weight_vectors.model_files import exported_target
-from explainers.weight_vectors.task_arithmetic import vector
+from explainers.vectors import MethodLabels
+from explainers.vectors.lambda_sweep import curvature
+from explainers.vectors.model_files import exported_target
+from explainers.vectors.task_arithmetic import vector
 
 METHOD = partial(MethodLabels, method="DecompX-PLUS")
 
