@@ -111,6 +111,7 @@ class PathVectors(PatchVectors):
         """Record the paths of the pass that runs inside the context."""
         raise NotImplementedError
 
+    @torch.no_grad()
     def _read(self, images: Tensor) -> tuple[Tensor, Record | StageRecord]:
         """The embeddings (B, D) of uint8 images, and the record of their pass."""
         with self._record() as record:

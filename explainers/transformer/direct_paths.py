@@ -29,7 +29,7 @@ def record_direct(target: TargetModel, blocks: Sequence[int]) -> Iterator[Record
     """
     check_direct(target, blocks)
     record = Record(blocks, Rules(), attention=True, rows=read_tokens(target))
-    with torch.no_grad(), attach_record(record, target):
+    with attach_record(record, target):
         yield record
 
 

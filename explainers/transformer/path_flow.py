@@ -69,7 +69,7 @@ class FlowRecord(Record):
         return super().enter_block(module, args)
 
     def leave_attention(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        block, before, after = self.entered - 1, self.tokens, args[0]
+        block, before, after = self.entered - 1, self.tokens.detach(), args[0].detach()
         if block in self.blocks:
             self.class_tokens.append(after[:, 0])
         if block in self.blocks[:-1]:
@@ -83,9 +83,10 @@ class FlowRecord(Record):
             return super()._attend(q, k, v, attn_mask, *args, **options)
         weights = attention_scores(q, k, attn_mask, options.get("scale")).softmax(-1).to(v.dtype)
         v = v.contiguous()  # once, for this product and for those of the paths
-        self.attention.append(weights[:, :, self.rows(q.shape[2])])
-        self.values.append(v)
-        heads = weights[:, :, self.prefix :, self.prefix :].unbind(1)
+        constant = weights.detach()
+        self.attention.append(constant[:, :, self.rows(q.shape[2])])
+        self.values.append(v.detach())
+        heads = constant[:, :, self.prefix :, self.prefix :].unbind(1)
         self.between = sum(heads[1:], heads[0]) / len(heads)
         return weights @ v
 
@@ -103,10 +104,13 @@ def transition(tokens: Tensor, update: Tensor, between: Tensor) -> Tensor:
 
 @contextmanager
 def record_flow(target: TargetModel, blocks: Sequence[int]) -> Iterator[FlowRecord]:
-    """Record what `path_flow` needs, during the one forward pass that runs inside this context; see `check_flow`."""
+    """Record what `path_flow` needs, during the one forward pass that runs inside this context; see `check_flow`.
+
+    What is recorded has no graph, whether or not the pass has one.
+    """
     check_flow(target, blocks)
     record = FlowRecord(target, blocks)
-    with torch.no_grad(), attach_record(record, target):
+    with attach_record(record, target):
         yield record
 
 

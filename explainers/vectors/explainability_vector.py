@@ -37,8 +37,8 @@ from explainers.vectors.model_files import (
     compute_vectors,
     exported_target,
     list_sources,
+    read_head,
     read_parents,
-    read_reading,
 )
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
 from explainers.vectors.task_arithmetic import combine, transfer
@@ -111,8 +111,10 @@ class ExplainabilityVector(LightningModule):
         self.theta_onto = parents["onto"].weights
         self.taus, self.cosines = compute_vectors(parents, sources)
 
-        self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False).eval()
-        self.model.target.head.reading, self.patch_scale = read_reading([file for _, file in sources.values()])
+        self.model = SelfExplaining(target, grid, alpha=1, weights=onto).eval()
+        self.model.target.head.read_as(read_head([file for _, file in sources.values()]))
+        self.model.requires_grad_(False)
+        self.patch_scale = self.model.target.head.patch_scale.item()
         self.register_buffer("projection", self.model.target.head.projection, persistent=False)
         self.restorations: dict[Point, Tensor] = {}
         self.teacher = exported_target(target, onto).requires_grad_(False)

@@ -4,6 +4,8 @@ A self-explaining model is trained with a fixed head, so that the backbone holds
 arithmetic on the backbone's weights can transfer it (Yoshikawa et al., 2025).
 """
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -14,6 +16,7 @@ from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.models.heads import ProjectedHead
+from explainers.transformer.path_flow import record_flow, sum_paths
 
 Reading = Literal["patch", "difference", "blank_patch"]
 
@@ -27,16 +30,22 @@ class FixedHead(ProjectedHead):
     >>> head.attributions(torch.tensor([[[0.0, 4.0]]]), torch.tensor([[1.0, 0.0]])).tolist()  # of one patch
     [[[0.0, 1.0]]]
 
+    With `read_paths`, a patch is also read from the paths through which it reaches the embedding, see `path_flow`:
+    c_z = s a_0 (token − blank) + Σ_l a_l p_lz, for the factor s, the paths p_lz of block l, and weights a, which are
+    learned with the backbone. The paths are constants, so that they cost no backward pass.
+
     Args:
         weight: W, (K, D'); this and the next four: see `ProjectedHead`.
         reading: how a patch becomes attributions. `patch`: its embedding is treated as the embedding of an image.
             `difference`: the embedding of a blank image is subtracted first, and the length of the image's embedding
             replaces the patch's own, so that a patch without a contribution has attributions of 0. `blank_patch`: the
             same with the embeddings of the patches of a blank image, so that a blank image has attributions of 0.
-        patch_scale: factor of the attributions.
+        patch_scale: s, factor of the attributions.
+        blocks: see `read_paths`, like `read_out`.
     """
 
     patch_scale: Tensor
+    read_out: nn.Parameter | None
 
     @checks_choices
     def __init__(
@@ -48,33 +57,63 @@ class FixedHead(ProjectedHead):
         bias: Tensor | None = None,
         reading: Reading = "patch",
         patch_scale: float = 1.0,
+        blocks: Sequence[int] = (),
+        read_out: Tensor | None = None,
     ) -> None:
         super().__init__(weight, projection, normalise, scale, bias)
         self.register_buffer("patch_scale", torch.tensor(float(patch_scale)))
         self.reading = reading
+        self.read_paths(blocks, read_out)
+
+    def read_paths(self, blocks: Sequence[int], read_out: Tensor | None = None) -> None:
+        """Read patches also from the paths of a transformer's last blocks; without any, from their tokens alone.
+
+        Args:
+            blocks: indices of the blocks, the last ones in ascending order.
+            read_out: the weights a: a_0 of the token, and a_l of each block; `None` for 0.3 and ones, so that what is
+                read at first is close to the paths.
+        """
+        if blocks and self.reading == "patch":
+            raise InputError("module.path_blocks needs module.reading=difference or blank_patch, got reading=patch")
+        self.blocks = tuple(blocks)
+        if blocks:
+            weights = torch.tensor([0.3, *[1.0] * len(blocks)]) if read_out is None else read_out.detach().clone()
+            self.read_out = nn.Parameter(weights.to(self.weight.device))
+        else:
+            self.read_out = None
+
+    def read_as(self, other: "FixedHead") -> None:
+        """Read patches as another head does."""
+        self.reading = other.reading
+        self.patch_scale.copy_(other.patch_scale)
+        self.read_paths(other.blocks, other.read_out)
 
     def extra_repr(self) -> str:
         """The options that the state dict does not hold."""
         return f"{super().extra_repr()}, reading={self.reading}"
 
-    def attributions(self, patches: Tensor, embeddings: Tensor) -> Tensor:
+    def attributions(self, patches: Tensor, embeddings: Tensor, paths: Tensor | None = None) -> Tensor:
         """Compute the attributions of every patch to every class, (B, N, K).
 
         Args:
             patches: patch embeddings, (B, N, D); unless the reading is `patch`, minus those of a blank image.
             embeddings: embeddings of the images, (B, D). Attributions of differences are parts of the logits, and so
                 they have the factor of the logits and are divided by the length of the image's embedding.
+            paths: the weighted sum of the paths of every patch, (B, N, D), of a head that reads them.
         """
-        vectors = self.vectors(patches)
+        vectors = self.vectors(patches, paths)
         if self.reading != "patch":
             vectors = self.scale * vectors
             if self.normalise:
                 vectors = vectors / self.project(embeddings, False).norm(dim=-1)[:, None, None]
         return F.linear(vectors, self.weight)
 
-    def vectors(self, patches: Tensor) -> Tensor:
+    def vectors(self, patches: Tensor, paths: Tensor | None = None) -> Tensor:
         """Compute the vectors c_z of patches, (B, N, D'); their products with the rows of W are attributions."""
-        return self.patch_scale * self.project(patches, self.normalise and self.reading == "patch")
+        vectors = self.patch_scale * self.project(patches, self.normalise and self.reading == "patch")
+        if paths is None or self.read_out is None:
+            return vectors
+        return self.read_out[0] * vectors + self.project(paths, False)
 
 
 @checks_choices
@@ -115,23 +154,28 @@ def fix_projected_head(
     return FixedHead(weight, projection, normalise, scale, reading=reading, patch_scale=patch_scale)
 
 
-def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple[Tensor, Tensor]:
+def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Embed uint8 images (B, C, H, W) and their patches, for a model with a `FixedHead`.
 
     Returns:
-        The embeddings of the images, (B, D), and what the head reads of the patches, float32 (B, N, D): their
-        embeddings, minus the embedding or the patches of a blank image.
+        The embeddings of the images, (B, D), and what the head reads of the patches, float32: their embeddings minus
+        the embedding or the patches of a blank image, (B, N, D), and Σ_l a_l p_lz, (B, N, D), of a head with paths.
     """
     grid.check(images)
-    normalised = target.normalise(images)
-    if target.head.reading == "patch":
+    head, normalised = target.head, target.normalise(images)
+    if head.reading == "patch":
         embeddings, patches = target.embed_with_patches(normalised)
-        return embeddings, patch_means(patches.float(), grid.shape)
+        return embeddings, patch_means(patches.float(), grid.shape), None
     with_blank = torch.cat([normalised, torch.zeros_like(normalised[:1])])  # 0 is the mean colour
-    embeddings, patches = target.embed_with_patches(with_blank)
+    with record_flow(target, head.blocks) if head.blocks else nullcontext() as record:
+        embeddings, patches = target.embed_with_patches(with_blank)
     means = patch_means(patches.float(), grid.shape)
-    blank = means[-1:] if target.head.reading == "blank_patch" else embeddings[-1:, None].float()
-    return embeddings[:-1], means[:-1] - blank
+    blank = means[-1:] if head.reading == "blank_patch" else embeddings[-1:, None].float()
+    paths = None
+    if record is not None:
+        weights = head.read_out[1:].expand(*patches.shape[:2], -1)
+        paths = patch_means(sum_paths(target, record, weights=weights)[:-1].float(), grid.shape)
+    return embeddings[:-1], means[:-1] - blank, paths
 
 
 def patch_means(patches: Tensor, shape: tuple[int, int]) -> Tensor:

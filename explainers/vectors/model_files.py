@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from explainers.errors import InputError, check_distinct
@@ -15,7 +16,7 @@ from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
 from explainers.saved.weights import check_floating, check_identity, read_weights
 from explainers.training.state_dicts import State, check_alike, part
-from explainers.vectors.fixed_head import FixedHead, Reading
+from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.task_arithmetic import cosine, vector
 
 TRANSFERRED = "transferred"
@@ -49,7 +50,7 @@ def _fixed_head(identity: Identity, weights: State, path: str | Path) -> FixedHe
     if "head" not in identity or "head.weight" not in weights:
         raise InputError(f"expected the model.safetensors of a self-explaining model, got {path}")
     saved = part(weights, "head")
-    tensors: dict[str, Any] = {name: saved.get(name) for name in ("weight", "projection", "bias")}
+    tensors: dict[str, Any] = {name: saved.get(name) for name in ("weight", "projection", "bias", "read_out")}
     scales: dict[str, Any] = {name: saved[name].item() for name in ("scale", "patch_scale")}
     return FixedHead(**tensors, **scales, **identity["head"])
 
@@ -123,16 +124,22 @@ def read_parents(target: TargetModel, sources: Sources, onto: str) -> dict[str, 
     return parents | {"onto": _read_parent("onto", onto, target)}
 
 
-def read_reading(paths: Sequence[str]) -> tuple[Reading, float]:
-    """How several self-explaining models read patches, all alike, and the mean of their factors of attributions."""
+def read_head(paths: Sequence[str]) -> FixedHead:
+    """The head of a self-explaining model; of several, which read patches alike, with the means of their factors."""
     heads = [_fixed_head(*read_weights(path), path) for path in paths]
-    for head, path in zip(heads, paths, strict=True):
-        if head.reading != heads[0].reading:
+    first, readings = heads[0], [f"{head.reading}{' and paths' if head.blocks else ''}" for head in heads]
+    for head, path, reading in zip(heads, paths, readings, strict=True):
+        if (head.reading, head.blocks) != (first.reading, first.blocks):
             raise InputError(
-                f"expected models that read patches alike in module.explaining, got {heads[0].reading} in {paths[0]}"
-                f" and {head.reading} in {path}: train them with one module.reading"
+                f"expected models that read patches alike in module.explaining, got {readings[0]} in {paths[0]} and"
+                f" {reading} in {path}: train them with one module.reading and module.path_blocks"
             )
-    return heads[0].reading, sum(head.patch_scale.item() for head in heads) / len(heads)
+    first.patch_scale.copy_(torch.stack([head.patch_scale for head in heads]).mean())
+    if first.read_out is not None:
+        first.read_paths(
+            first.blocks, torch.stack([head.read_out for head in heads if head.read_out is not None]).mean(0)
+        )
+    return first
 
 
 def compute_vectors(parents: dict[str, Parent], sources: Sources) -> tuple[list[State], dict[str, float]]:
@@ -172,7 +179,8 @@ def _read_parent(role: str, path: str, target: TargetModel) -> Parent:
             f" from another base model ({identity.get('base_sha256', '')[:12]}) in {path}"
         )
     fixed = _fixed_head(identity, weights, path)
-    fixed.reading = "patch"  # how patches are read changes no logit
+    fixed.read_paths(())  # how patches are read changes no logit
+    fixed.reading = "patch"
     fixed.patch_scale.fill_(1)
     head = {
         "num_classes": fixed.out_features,

@@ -146,6 +146,9 @@ class SelfExplaining(TrainingModule):
             twin, or `base` for the base model itself; `None` to learn predictions alone.
         weights: file of a trained model (see `export`) to continue from; its head replaces `projection`.
         last_blocks: number of the last blocks of the backbone, a transformer, that learn; `None` for all of it.
+        path_blocks: number of the last blocks, of a transformer, whose paths are read beside the tokens of patches, see
+            `FixedHead.read_paths`; the tokens then learn what these paths lack. Like `reading`, it is that of `weights`
+            where `reading` is `saved`.
         temperature: t of the score that `forward` explains, see `score_functionals`; `None` for the logit.
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.
@@ -169,6 +172,7 @@ class SelfExplaining(TrainingModule):
         teacher: str | None = None,
         weights: str | None = None,
         last_blocks: int | None = None,
+        path_blocks: int = 0,
         temperature: float | None = None,
         optimizer: OptimizerBuilder | None = None,
         scheduler: SchedulerBuilder | None = None,
@@ -185,12 +189,14 @@ class SelfExplaining(TrainingModule):
         self.scale = scale
         self.reading: Reading = "patch" if reading == "saved" else reading
         self.patch_scale = 1.0 if patch_scale is None else patch_scale
+        self.path_blocks = path_blocks
         self.alpha = alpha
         self.temperature = temperature
         self.predictions = predictions
         self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
         if weights is not None and reading != "saved":
             self.target.head.reading = reading
+            self._read_paths(self.target.head)
         if last_blocks is not None:
             learn_last_blocks(self.target, last_blocks)
         self.base_hash = weights_hash(target.backbone)
@@ -245,10 +251,17 @@ class SelfExplaining(TrainingModule):
                     f"expected images of all classes of the head in its order, got {len(classes)} classes in another:"
                     " give the images of its training, or module.projection"
                 )
-            return fix_own_head(self.target, self.reading, self.patch_scale)
+            return self._read_paths(fix_own_head(self.target, self.reading, self.patch_scale))
         self.target.classes = list(data.classes)
         weight = self.projection(self.target.eval(), data).to(self.device)
-        return fix_projected_head(self.target, weight, self.normalise, self.scale, self.reading, self.patch_scale)
+        fixed = fix_projected_head(self.target, weight, self.normalise, self.scale, self.reading, self.patch_scale)
+        return self._read_paths(fixed)
+
+    def _read_paths(self, head: FixedHead) -> FixedHead:
+        """Let a head read the paths of the last `path_blocks`."""
+        count = len(find_blocks(self.target)) if self.path_blocks else 0
+        head.read_paths(range(count - self.path_blocks, count))
+        return head
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted, in images (B, C, H, W): heatmaps (B, rows, columns)."""
@@ -265,28 +278,28 @@ class SelfExplaining(TrainingModule):
 
     def predict_and_explain(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Predict and explain uint8 images (B, C, H, W): logits (B, K) and attributions to all classes (B, N, K)."""
-        embeddings, patches = embed_as_read(self.target, self.grid, images)
+        embeddings, patches, paths = embed_as_read(self.target, self.grid, images)
         with torch.autocast(images.device.type, enabled=False):
-            attributions = self.target.head.attributions(patches, embeddings.float())
+            attributions = self.target.head.attributions(patches, embeddings.float(), paths)
         return self.target.classify(embeddings), attributions
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         rows = complete(batch, self.sources, self.current_epoch)
-        embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
+        embeddings, patches, paths = embed_as_read(self.target, self.grid, rows["image"])
         logits, wanted = self.target.classify(embeddings), self._target_probabilities(rows)
         with torch.autocast(patches.device.type, enabled=False):
             loss = self.alpha * self._predict_loss(logits, wanted, embeddings, rows)
             if self.labels is not None:
                 if self.needs_patch_scale and self.global_step == 0:
                     self._set_patch_scale(patches, rows)
-                errors, units, _ = self._explain_sums(embeddings, patches, rows)
+                errors, units, _ = self._explain_sums(embeddings, patches, paths, rows)
                 loss = loss + (1 - self.alpha) * (errors / units).mean()
         self.log("train/loss", loss, batch_size=len(rows["image"]))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         rows = complete(batch, self.sources)
-        embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
+        embeddings, patches, paths = embed_as_read(self.target, self.grid, rows["image"])
         logits, wanted = self.target.classify(embeddings), self._target_probabilities(rows)
         self.accuracy.update((logits.argmax(-1) == wanted.argmax(-1)).float())
         with torch.autocast(patches.device.type, enabled=False):
@@ -297,7 +310,7 @@ class SelfExplaining(TrainingModule):
                 self.predict_loss.update(loss * len(logits), len(logits))
             if self.labels is None:
                 return
-            errors, units, attributions = self._explain_sums(embeddings, patches, rows)
+            errors, units, attributions = self._explain_sums(embeddings, patches, paths, rows)
         self.explain_loss.update(errors, units)
         if attributions is not None:
             self.rank_correlation.update(attributions, rows["shapley"])
@@ -321,12 +334,12 @@ class SelfExplaining(TrainingModule):
         return F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
 
     def _explain_sums(
-        self, embeddings: Tensor, patches: Tensor, rows: dict[str, Tensor]
+        self, embeddings: Tensor, patches: Tensor, paths: Tensor | None, rows: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor | int, Tensor | None]:
         """Numerators and denominators of L_explain, and the attributions that `shapley` labels; `None` without."""
         if self.learns_vectors:
-            return *self.labels.loss_sums(self.target.head.vectors(patches), rows), None
-        attributions = select_explained(self.target.head.attributions(patches, embeddings.float()), rows)
+            return *self.labels.loss_sums(self.target.head.vectors(patches, paths), rows), None
+        attributions = select_explained(self.target.head.attributions(patches, embeddings.float(), paths), rows)
         return (attributions - rows["shapley"]).square().sum(), attributions.numel(), attributions
 
     def _target_probabilities(self, rows: dict[str, Tensor]) -> Tensor:
@@ -353,7 +366,7 @@ class SelfExplaining(TrainingModule):
             "classes": self.target.classes,
             "base_sha256": self.base_hash,
             "alpha": self.alpha,
-            "head": {"normalise": self.target.head.normalise, "reading": self.target.head.reading},
+            "head": {name: getattr(self.target.head, name) for name in ("normalise", "reading", "blocks")},
         }
 
     def export(self, folder: Path) -> Path:
