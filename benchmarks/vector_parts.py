@@ -31,7 +31,7 @@ from explainers.saved.weights import read_weights
 from explainers.training.state_dicts import State, part
 from explainers.vectors import exported_target
 from explainers.vectors.lambda_sweep import restorations, restore_projection
-from explainers.vectors.model_files import read_reading
+from explainers.vectors.model_files import read_head
 from explainers.vectors.projections import some_images
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import transfer, vector
@@ -94,10 +94,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
     pixels, labels = (torch.cat([batch[entry] for batch in batches]) for entry in ("image", "label"))
     start = onto.backbone.state_dict()
     tau = vector(part(read_weights(options.source)[1], "backbone"), base.backbone.state_dict())
-    reading, scale = read_reading([options.source])
-    explainer = SelfExplaining(base, grid, alpha=1, weights=options.onto, reading=reading, temperature=TEMPERATURE)
+    explainer = SelfExplaining(base, grid, alpha=1, weights=options.onto, temperature=TEMPERATURE)
+    explainer.target.head.read_as(read_head([options.source]))
     explainer.eval().requires_grad_(False)  # otherwise autocast keeps the weights of the first part
-    explainer.target.head.patch_scale.fill_(scale)
     states = {"no vector": where(tau, lambda name: False)} | split_vector(tau, options.ranks, options.lambdas)
 
     def load(name: str) -> TargetModel:
