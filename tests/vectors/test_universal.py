@@ -16,8 +16,9 @@ from explainers.anyhead import CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.shapley.kernel_shap import ShapleyLabels
+from explainers.transformer.path_flow import path_flow, record_flow
 from explainers.vectors.explainability_vector import ExplainabilityVector
-from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.fixed_head import FixedHead, embed_as_read
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.projections import simplex, simplex_of
 from explainers.vectors.self_explaining import SelfExplaining
@@ -72,6 +73,32 @@ def test_patches_are_read_as_differences_from_a_blank_image(target, grid, images
     weight = target.head.weight - target.head.weight.mean(0)
     torch.testing.assert_close(attributions, by_hand(target, images, 0.3, reading) @ weight.mT, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logits.softmax(-1), target(images).softmax(-1))  # its own head, with its bias
+
+
+def test_patches_are_read_from_untrained_paths_too(target, grid, images, tmp_path):
+    """c_z = s a_0 (token − blank) + Σ_l a_l p_lz, one image at a time; gradients reach tokens and a, no paths."""
+    settings = {"alpha": 1, "predictions": "labels", "patch_scale": 0.3, "reading": "blank_patch", "path_blocks": 2}
+    module = build(target, grid, None, **settings)
+    fit_nothing(module)
+    module.eval().target.head.read_out.data = torch.tensor([0.5, 2.0, -1.0])
+    expected, blocks = [], range(len(target.backbone.blocks))[-2:]
+    with torch.no_grad():
+        for image in images:
+            with record_flow(target, blocks) as record:
+                target.embed(target.normalise(image[None]))
+            first, second = path_flow(target, record)[0]
+            expected.append(0.5 * by_hand(target, image[None], 0.3, "blank_patch")[0] + 2 * first - second)
+    _, patches, paths = embed_as_read(module.target, grid, images)
+    vectors = module.target.head.vectors(patches, paths)
+    torch.testing.assert_close(vectors, torch.stack(expected), rtol=1e-4, atol=1e-5)
+    assert patches.requires_grad and not torch.autograd.grad(paths.sum(), patches, allow_unused=True)[0]
+    paths.square().sum().backward()
+    assert (module.target.head.read_out.grad[1:] != 0).all()
+    assert all(weight.grad is None for weight in module.target.backbone.parameters())
+    again = exported_target(target, module.export(tmp_path))
+    assert again.head.blocks == tuple(blocks) and again.head.read_out.tolist() == [0.5, 2.0, -1.0]
+    with pytest.raises(InputError, match="path_blocks needs module.reading=difference or blank_patch"):
+        FixedHead(torch.eye(2), blocks=[0])
 
 
 def fit_nothing(module):
