@@ -1,6 +1,7 @@
 # The commands behind docs/results/vectors.md, from the root of the project: bash docs/results/vectors.sh real|parts|digits|transfers
 # `real` and `parts` need data/{imagenet_samples,imagenette,caltech,cats_vs_dogs,cifar10}; `transfers` needs `real` and `digits`.
 set -e
+DEIT="weights=deit_tiny_patch16_224.in1k.fp16.safetensors"
 W112="weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed data.num_workers=1"
 TWO="trainer=ddp trainer.devices=2 data.batch_size=16"
 TASKS="cats_vs_dogs cifar10 caltech_12"
@@ -25,23 +26,19 @@ for number, path in enumerate(paths[::4]):
 END
 }
 
-real() {
+real() { # of ViT-Tiny, or `real deit` of DeiT-Tiny: the same commands
   data
-  python train.py experiment=studies/vector_source $TWO $W112
-  python train.py experiment=studies/vector_source name=source_propagation teacher@module.labels=propagation ~module.labels.pairs \
-    ~module.labels.fit 'module.labels.functionals=[predicted,other,difference,mixture]' module.reading=difference \
-    module.predictions=teacher module.last_blocks=null module.optimizer.lr=1e-4 trainer.max_epochs=6 \
-    'data.train.roots=[data/imagenet_samples,data/imagenette/train,data/caltech]' $TWO $W112
+  local OPTIONS=$W112 PREFIX= SUFFIX= MODELS=models=runs
+  if [ "$1" = deit ]; then OPTIONS="target=deit_tiny ${W112/#weights=*.safetensors/$DEIT}" PREFIX=deit/ SUFFIX=_deit MODELS=models=runs/deit; fi
+  python train.py experiment=studies/vector_source name=${PREFIX}studies_vector_source $TWO $OPTIONS
   for t in $TASKS; do
-    python train.py experiment=studies/vector_target task=$t name=${t}_predicting $TWO $W112
-    python train.py experiment=studies/vector task=$t name=vector_$t $W112
-    python train.py experiment=studies/vector task=$t name=vector_${t}_propagation source=runs/source_propagation/model.safetensors \
-      'module.lambda_2=[0.0,0.25,0.5,0.75,1.0,1.25,1.5,1.75,2.0]' module.tolerance=0.02 module.restore=0 $W112
+    python train.py experiment=studies/vector_target task=$t name=${PREFIX}${t}_predicting $TWO $OPTIONS
+    python train.py experiment=studies/vector task=$t name=${PREFIX}vector_$t $MODELS $OPTIONS
   done
-  python eval.py experiment=studies/vectors trainer=ddp trainer.devices=2 $W112
+  python eval.py experiment=studies/vectors name=vectors_real$SUFFIX trainer=ddp trainer.devices=2 $MODELS $OPTIONS
   CURVES="" # the sweeps of λ₂
-  for t in $TASKS; do CURVES="$CURVES,$t:runs/vector_$t/csv/version_0/metrics.csv"; done
-  python eval.py experiment=eval_replot name=vectors_real figures=lambdas "figures.lambdas.files={${CURVES:1}}"
+  for t in $TASKS; do CURVES="$CURVES,$t:runs/${PREFIX}vector_$t/csv/version_0/metrics.csv"; done
+  python eval.py experiment=eval_replot name=vectors_real$SUFFIX figures=lambdas "figures.lambdas.files={${CURVES:1}}"
 }
 
 parts() {
@@ -99,4 +96,4 @@ sum_of() { # the target, and its sources
   python train.py experiment=demo/vector name=demo_sum/$1 data.domain=$1 "module.predicting=[${p:1}]" "module.explaining=[${e:1}]"
 }
 
-"$1"
+"$@"
