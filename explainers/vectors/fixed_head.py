@@ -16,7 +16,8 @@ from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.models.heads import ProjectedHead
-from explainers.transformer.path_flow import record_flow, sum_paths
+from explainers.transformer.direct_paths import direct_paths
+from explainers.transformer.path_flow import FlowRecord, count_patches, record_flow, sum_paths
 
 Reading = Literal["patch", "difference", "blank_patch"]
 
@@ -30,9 +31,9 @@ class FixedHead(ProjectedHead):
     >>> head.attributions(torch.tensor([[[0.0, 4.0]]]), torch.tensor([[1.0, 0.0]])).tolist()  # of one patch
     [[[0.0, 1.0]]]
 
-    With `read_paths`, a patch is also read from the paths through which it reaches the embedding, see `path_flow`:
-    c_z = s a_0 (token − blank) + Σ_l a_l p_lz, for the factor s, the paths p_lz of block l, and weights a, which are
-    learned with the backbone. The paths are constants, so that they cost no backward pass.
+    With `read_paths`, a patch is also read from untrained paths to the embedding: c_z = s a_0 (token − blank) + a_1 f_z
+    + Σ_l a_l r_lz, for the factor s, the direct path r_lz of block l, the flow f_z of all paths, see `path_flow`, and
+    weights a, which are learned with the backbone. The paths are constants, so that they cost no backward pass.
 
     Args:
         weight: W, (K, D'); this and the next four: see `ProjectedHead`.
@@ -70,14 +71,14 @@ class FixedHead(ProjectedHead):
 
         Args:
             blocks: indices of the blocks, the last ones in ascending order.
-            read_out: the weights a: a_0 of the token, and a_l of each block; `None` for 0.3 and ones, so that what is
-                read at first is close to the paths.
+            read_out: the weights a, of the token, of the flow and of each block's direct path; `None` for what fits the
+                embeddings of masked images best on ViT-Tiny before training, and little of the token.
         """
         if blocks and self.reading == "patch":
             raise InputError("module.path_blocks needs module.reading=difference or blank_patch, got reading=patch")
         self.blocks = tuple(blocks)
         if blocks:
-            weights = torch.tensor([0.3, *[1.0] * len(blocks)]) if read_out is None else read_out.detach().clone()
+            weights = torch.tensor([0.3, 0.4, *[0.5] * len(blocks)]) if read_out is None else read_out.detach().clone()
             self.read_out = nn.Parameter(weights.to(self.weight.device))
         else:
             self.read_out = None
@@ -159,7 +160,7 @@ def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple
 
     Returns:
         The embeddings of the images, (B, D), and what the head reads of the patches, float32: their embeddings minus
-        the embedding or the patches of a blank image, (B, N, D), and Σ_l a_l p_lz, (B, N, D), of a head with paths.
+        the embedding or the patches of a blank image, and of a head with paths a_1 f_z + Σ_l a_l r_lz, (B, N, D) each.
     """
     grid.check(images)
     head, normalised = target.head, target.normalise(images)
@@ -173,9 +174,20 @@ def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple
     blank = means[-1:] if head.reading == "blank_patch" else embeddings[-1:, None].float()
     paths = None
     if record is not None:
-        weights = head.read_out[1:].expand(*patches.shape[:2], -1)
-        paths = patch_means(sum_paths(target, record, weights=weights)[:-1].float(), grid.shape)
+        paths = patch_means(weigh_paths(target, record, head.read_out[1:])[:-1], grid.shape)
     return embeddings[:-1], means[:-1] - blank, paths
+
+
+def weigh_paths(target: TargetModel, record: FlowRecord, weights: Tensor) -> Tensor:
+    """Compute a_1 f_z + Σ_l a_l r_lz of all patches z, (B, N', D), for weights a (1 + L,) of L recorded blocks.
+
+    f_z = rel_l of the first recorded block l, which what passes through all later ones has reached, see `path_flow`.
+    """
+    count = len(record.blocks)
+    first = torch.eye(count)[0].to(record.final.device).expand(len(record.final), count_patches(target, record), -1)
+    flow = sum_paths(target, record, weights=first)
+    paths = torch.cat([flow[:, None], direct_paths(target, record)], 1)
+    return torch.einsum("l,blnd->bnd", weights.float(), paths.float())
 
 
 def patch_means(patches: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -16,6 +16,7 @@ from explainers.anyhead import CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.shapley.kernel_shap import ShapleyLabels
+from explainers.transformer.direct_paths import direct_paths
 from explainers.transformer.path_flow import path_flow, record_flow
 from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.fixed_head import FixedHead, embed_as_read
@@ -76,18 +77,19 @@ def test_patches_are_read_as_differences_from_a_blank_image(target, grid, images
 
 
 def test_patches_are_read_from_untrained_paths_too(target, grid, images, tmp_path):
-    """c_z = s a_0 (token − blank) + Σ_l a_l p_lz, one image at a time; gradients reach tokens and a, no paths."""
+    """s a_0 (token − blank) + a_1 f_z + Σ_l a_l r_lz, one image at a time; gradients reach tokens and a, no paths."""
     settings = {"alpha": 1, "predictions": "labels", "patch_scale": 0.3, "reading": "blank_patch", "path_blocks": 2}
     module = build(target, grid, None, **settings)
     fit_nothing(module)
-    module.eval().target.head.read_out.data = torch.tensor([0.5, 2.0, -1.0])
+    module.eval().target.head.read_out.data = torch.tensor([0.5, 0.7, 2.0, -1.0])
     expected, blocks = [], range(len(target.backbone.blocks))[-2:]
     with torch.no_grad():
         for image in images:
             with record_flow(target, blocks) as record:
                 target.embed(target.normalise(image[None]))
-            first, second = path_flow(target, record)[0]
-            expected.append(0.5 * by_hand(target, image[None], 0.3, "blank_patch")[0] + 2 * first - second)
+            first, second = direct_paths(target, record)[0]
+            flow, token = path_flow(target, record)[0, 0], by_hand(target, image[None], 0.3, "blank_patch")[0]
+            expected.append(0.5 * token + 0.7 * flow + 2 * first - second)
     _, patches, paths = embed_as_read(module.target, grid, images)
     vectors = module.target.head.vectors(patches, paths)
     torch.testing.assert_close(vectors, torch.stack(expected), rtol=1e-4, atol=1e-5)
@@ -96,7 +98,7 @@ def test_patches_are_read_from_untrained_paths_too(target, grid, images, tmp_pat
     assert (module.target.head.read_out.grad[1:] != 0).all()
     assert all(weight.grad is None for weight in module.target.backbone.parameters())
     again = exported_target(target, module.export(tmp_path))
-    assert again.head.blocks == tuple(blocks) and again.head.read_out.tolist() == [0.5, 2.0, -1.0]
+    assert again.head.blocks == tuple(blocks) and again.head.read_out.tolist() == pytest.approx([0.5, 0.7, 2.0, -1.0])
     with pytest.raises(InputError, match="path_blocks needs module.reading=difference or blank_patch"):
         FixedHead(torch.eye(2), blocks=[0])
 
