@@ -1,4 +1,4 @@
-"""Makes the folder of a trained explainer that is shipped with this package, without paths of a machine."""
+"""Makes the folder of a trained explainer or vector that is shipped with this package, without paths of a machine."""
 
 import json
 import re
@@ -11,9 +11,10 @@ from explainers.models import TargetModel
 from explainers.saved.files import write_atomically
 from explainers.saved.records import leaves
 from explainers.saved.weights import read_header
-from explainers.share.catalogue import MEASURED, WEIGHTS
+from explainers.share.catalogue import MEASURED, VECTOR, WEIGHTS
 from explainers.share.model_cards import model_card
 from explainers.share.pretrained import CARD, Pretrained, halve, load
+from explainers.vectors.vector_files import save_vector
 
 
 def ship(
@@ -49,6 +50,48 @@ def ship(
     what = (kind.__doc__ or "").partition("\n")[0]
     table = make_table(measured)
     card = model_card(kind.__name__, what, header, versions, table, source=folder.parent.name, images=images)
+    return _write_record(folder, card, measured)
+
+
+VECTOR_USE = """\
+self_explaining = explainers.add_vector(model)  # a copy of a model that was fine-tuned from {source}
+logits, heatmaps = self_explaining(images)  # uint8 (B, 3, H, W) → (B, K), (B, rows, columns): the predicted classes"""
+
+
+def ship_vector(
+    trained: str | Path,
+    folder: str | Path,
+    base: TargetModel,
+    lambda_2: float,
+    images: str,
+    command: str,
+    measured: Mapping[str, Mapping[str, Any]],
+) -> Path:
+    """Write an explainability vector that stands alone, a model card and its measurements; returns the folder.
+
+    Args:
+        trained: `model.safetensors` of the run of experiment=studies/vector_source.
+        folder: the folder to write, `explainers/shipped/<name of the base model in timm, with its tag>/vector`.
+        base: the base model, at the image size of the run.
+        lambda_2: the λ₂ to recommend, which keeps accuracies of several tasks.
+        images: this and the next two: see `ship`.
+    """
+    folder = Path(folder)
+    _check_measured(measured)
+    words = command.removeprefix("python ").split()
+    _check_paths({"images": images, "command": words})
+    header = read_header(save_vector(trained, base, folder / VECTOR, lambda_2))
+    what = "Added to the weights of a model that was fine-tuned from this one, it makes the model explain itself."
+    record = {"command": words}
+    table = make_table(measured)
+    card = model_card(
+        "ExplainabilityVector", what, header, record, table, source=folder.parent.name, images=images, use=VECTOR_USE
+    )
+    return _write_record(folder, card, measured)
+
+
+def _write_record(folder: Path, card: str, measured: Mapping[str, Any]) -> Path:
+    """Write the model card and the measurements into the folder of what is shipped."""
     write_atomically(folder / CARD, card)
     write_atomically(folder / MEASURED, json.dumps(measured, indent=2, ensure_ascii=False) + "\n")
     return folder

@@ -34,7 +34,7 @@ from explainers.vectors.lambda_sweep import restorations, restore_projection
 from explainers.vectors.model_files import read_head
 from explainers.vectors.projections import some_images
 from explainers.vectors.self_explaining import SelfExplaining
-from explainers.vectors.task_arithmetic import transfer, vector
+from explainers.vectors.task_arithmetic import keep_largest, transfer, vector
 
 LEVELS, BATCH, TEMPERATURE = 11, 50, 2.0
 CURVES: tuple[Curve, Curve] = ("fidelity_plus", "fidelity_minus")
@@ -50,14 +50,6 @@ def low_rank(tau: State, rank: int) -> State:
     return {name: approximate(value) if value.dim() == 2 else value for name, value in tau.items()}
 
 
-def largest(tau: State, share: float) -> State:
-    """Keep a share of the entries that are not 0, the largest ones, and set the others to 0."""
-    sizes = torch.cat([value.abs().flatten() for value in tau.values()])
-    sizes = sizes[sizes > 0].sort().values
-    limit = sizes[int((1 - share) * len(sizes))]
-    return {name: value * (value.abs() >= limit) for name, value in tau.items()}
-
-
 def where(tau: State, kept: Callable[[str], bool]) -> State:
     """Keep the entries with certain names."""
     return {name: value if kept(name) else torch.zeros_like(value) for name, value in tau.items()}
@@ -71,8 +63,8 @@ def split_vector(tau: State, ranks: list[int], lambdas: list[float]) -> dict[str
     return {
         **scaled,
         **{f"rank {rank}": low_rank(tau, rank) for rank in ranks},
-        "half of the entries": largest(tau, 0.5),
-        "a fifth of the entries": largest(tau, 0.2),
+        "half of the entries": keep_largest(tau, 0.5),
+        "a fifth of the entries": keep_largest(tau, 0.2),
         "last four blocks": where(tau, lambda name: name.startswith(last)),
         "without MLPs": where(tau, lambda name: ".mlp." not in name),
         "without attention": where(tau, lambda name: ".attn." not in name),
@@ -104,7 +96,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
         return explainer.target
 
     projection = explainer.target.head.projection
-    fitted = restorations(list(states), load, data, options.restore) if options.restore else {}
+    fitted = restorations(list(states), load, some_images(data, "train", options.restore)) if options.restore else {}
     rows = []
     for name in states:
         load(name).head.projection = restore_projection(projection, fitted.get(name))

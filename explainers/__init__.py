@@ -7,6 +7,7 @@
     audit(folder, model)                   what a model relies on in all images of a folder, the suspicious first
     refine(explainer, images)              heatmaps improved by masked forward passes, with standard errors
     load(folder), available()              trained explainers
+    add_vector(model)                      a fine-tuned model that explains itself, without training
     overlay(image, heatmap)                a heatmap drawn over its image
     Session(model)                         a model that explains many images
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from explainers.report.overlays import overlay
     from explainers.share import load
     from explainers.share.catalogue import available
+    from explainers.vectors.adding import add_vector
 
 __version__ = "0.1.0"
 
@@ -63,6 +65,7 @@ __all__ = [
     "SelfExplainer",
     "Session",
     "VectorExplainer",
+    "add_vector",
     "audit",
     "available",
     "compare",
@@ -102,6 +105,7 @@ if not TYPE_CHECKING:  # the same names as above, imported at first use, because
             "EvaluationResult": "explainers.evaluation.result",
             "Explanation": "explainers.app.explanation",
             "Session": "explainers.app.session",
+            "add_vector": "explainers.vectors.adding",
             "audit": "explainers.app.audits",
             "available": "explainers.share.catalogue",
             "compare": "explainers.app.comparing",

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import io
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -79,37 +80,56 @@ bfloat16 moves matrices by 0.0023. Training moves them farther. Files of 8 bits 
 SUMS = 8  # of each weight in a sketch
 
 
-def sketch_weights(module: nn.Module) -> list[float]:
+SIZED = "pos_embed"
+"""Name of the weights that depend on the size of the images."""
+
+
+def sketch_weights(module: nn.Module, sized: bool = True) -> list[float]:
     """Compute a short sketch of a module's weights: eight sums of the entries of each, with fixed random signs.
 
     The squared differences between the sketches of two modules have the squared distance of their weights as
     expectation (Achlioptas, 2003). So a sketch tells a rounded copy from another model, which a hash does not.
+
+    Args:
+        module: the module.
+        sized: False leaves out the weights that depend on the size of the images, here and in `measure_distances`.
 
     >>> layer = nn.Linear(64, 64)
     >>> sketch = sketch_weights(layer)
     >>> is_rounded_copy(layer.bfloat16(), sketch), is_rounded_copy(nn.Linear(64, 64), sketch)
     (True, False)
     """
-    return [float(f"{each:.7g}") for weight in _floating(module) for each in _signed_sums(weight).tolist()]
+    return [float(f"{each:.7g}") for weight in _floating(module, sized) for each in _signed_sums(weight).tolist()]
 
 
 def is_rounded_copy(module: nn.Module, sketch: Any) -> bool:
     """Whether a module has the weights of a sketch up to rounding, see `ROUNDED`."""
-    own = [(weight.dim() > 1, weight.square().sum(), _signed_sums(weight)) for weight in _floating(module)]
+    distances = measure_distances(module, sketch)
+    return all(distances[kind] <= limit for kind, limit in ROUNDED.items())
+
+
+def measure_distances(module: nn.Module, sketch: Any, sized: bool = True) -> dict[str, float]:
+    """Estimate how far a module's matrices and vectors are from those of a sketch, relative to their own size.
+
+    Matrices trained apart have no direction in common: at equal sizes, their distance is √2. Infinite for a sketch of
+    other weights.
+    """
+    own = [(weight.dim() > 1, weight.square().sum(), _signed_sums(weight)) for weight in _floating(module, sized)]
     if not isinstance(sketch, list) or len(sketch) != SUMS * len(own):
-        return False
+        return dict.fromkeys(ROUNDED, math.inf)
     moved, size = dict.fromkeys(ROUNDED, 0.0), dict.fromkeys(ROUNDED, 1e-30)
     for number, (matrix, square, sums) in enumerate(own):
         kind = "matrices" if matrix else "vectors"
         moved[kind] += (sums - torch.tensor(sketch[SUMS * number :][:SUMS])).square().sum().item()
         size[kind] += square.item()
-    return all(moved[kind] <= limit**2 * size[kind] for kind, limit in ROUNDED.items())
+    return {kind: (moved[kind] / size[kind]) ** 0.5 for kind in ROUNDED}
 
 
-def _floating(module: nn.Module) -> Iterator[Tensor]:
+def _floating(module: nn.Module, sized: bool = True) -> Iterator[Tensor]:
     """The parameters and statistics of a module with floating-point entries, in the order of their names."""
     state = sorted((_drop_compiled(name), _numbers(value)) for name, value in module.state_dict().items())
-    return (value.detach().cpu().double() for _, value in state if value.is_floating_point())
+    used = (value for name, value in state if sized or not name.endswith(SIZED))
+    return (value.detach().cpu().double() for value in used if value.is_floating_point())
 
 
 def _signed_sums(weight: Tensor) -> Tensor:
@@ -118,11 +138,12 @@ def _signed_sums(weight: Tensor) -> Tensor:
     return F.pad(weight.flatten() * signs, (0, -weight.numel() % SUMS)).view(-1, SUMS).sum(0)
 
 
-def architecture_hash(module: nn.Module) -> str:
+def architecture_hash(module: nn.Module, sized: bool = True) -> str:
     """Compute the SHA-256 of a module's architecture: the names, types and settings of its submodules.
 
     Settings are attributes with the name of a constructor argument, such as the number of heads, the epsilon of a
-    normalisation or the size of a window. Dropout is ignored, because an explained model is in evaluation mode.
+    normalisation or the size of a window. Dropout is ignored, because an explained model is in evaluation mode; and the
+    size of the images, if not `sized`.
 
     >>> architecture_hash(nn.LayerNorm(2, eps=1e-5)) == architecture_hash(nn.LayerNorm(2, eps=1e-6))
     False
@@ -131,7 +152,7 @@ def architecture_hash(module: nn.Module) -> str:
         (
             _drop_compiled(name),
             type(part).__name__,
-            {key: _plain(value) for key, value in sorted(_settings(part).items())},
+            {key: _plain(value) for key, value in sorted(_settings(part).items()) if sized or key != "img_size"},
         )
         for name, part in module.named_modules()
         if not isinstance(part, INACTIVE) and not hasattr(part, "_orig_mod")

@@ -25,6 +25,11 @@ COMMANDS = {
 }
 """Explainer → the command that trains one in the checkout. The first one is preferred where a model has both."""
 
+VECTOR = "vector.safetensors"
+
+VECTOR_COMMANDS = {"vector": "python train.py experiment=studies/vector_source target={model} data_dir=<folder>"}
+"""The same for the explainability vectors of `explainers.vectors`, which are added to models."""
+
 
 @dataclass(frozen=True)
 class Available:
@@ -67,7 +72,7 @@ class Catalogue(list[Available]):
 
     def __repr__(self) -> str:
         if not self:
-            return "no trained explainer is shipped with this installation"
+            return "no trained explainer or vector is shipped with this installation"
         commands = dict.fromkeys(each.command for each in self)
         return "\n".join([*map(repr, self), "", "For another model:", *(f"  {command}" for command in commands)])
 
@@ -78,31 +83,38 @@ def available() -> Catalogue:
     >>> isinstance(available(), list)
     True
     """
+    return list_shipped(COMMANDS, WEIGHTS)
+
+
+def list_shipped(commands: Mapping[str, str], file: str) -> Catalogue:
+    """List what is shipped: the folders named in `commands`, in those of the models, that hold a file of this name."""
     return Catalogue(
         Available(
             name=model.name,
             explainer=explainer,
-            bytes=(folder / WEIGHTS).stat().st_size,
+            bytes=(folder / file).stat().st_size,
             measured=json.loads((folder / MEASURED).read_text()),
             command=command.format(model="<name in timm>"),
             folder=folder,
         )
         for model in sorted(SHIPPED.glob("*"))
-        for explainer, command in COMMANDS.items()
-        if ((folder := model / explainer) / WEIGHTS).is_file()
+        for explainer, command in commands.items()
+        if ((folder := model / explainer) / file).is_file()
     )
 
 
-def shipped(name: str) -> Available | None:
+def shipped(name: str, among: Catalogue | None = None) -> Available | None:
     """Find a trained explainer by the name of its model in timm; `None` if there is none.
 
     Args:
         name: the name, without a tag for the weights that timm takes by default. `/tve` at its end chooses an
             explainer; without it, the first one in `COMMANDS` is taken.
+        among: what to search; `None` for the trained explainers.
     """
     model, _, explainer = name.partition("/")
     tagged = model if "." in model else _with_default_tag(model)
-    return next((each for each in available() if each.name == tagged and explainer in ("", each.explainer)), None)
+    entries = available() if among is None else among
+    return next((each for each in entries if each.name == tagged and explainer in ("", each.explainer)), None)
 
 
 def _with_default_tag(model: str) -> str:

@@ -12,6 +12,11 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.saved.identity import Identity, architecture_hash
 
+EXPLAINING = """\
+explainer = explainers.load("{source}")  # or the folder of this file
+heatmaps = explainer(images)  # uint8 (B, 3, H, W) → (B, rows, columns): the predicted classes"""
+"""How a trained explainer is used."""
+
 
 def model_card(
     kind: str,
@@ -22,6 +27,7 @@ def model_card(
     license: str | None = None,
     source: str = "hf://user/name",
     images: str = "",
+    use: str = EXPLAINING,
 ) -> str:
     """Describe a trained explainer: Markdown with the front matter of the Hugging Face Hub.
 
@@ -34,6 +40,7 @@ def model_card(
         license: licence of the weights, as the Hub names it; `None` to name none.
         source: what `load` finds the explainer by.
         images: which images it was trained on; empty to leave that to the record of the run.
+        use: code that uses it, with a place for `source`.
     """
     model, grid = header["target"], header["grid"]
     tags = ["explainability", "image-classification", kind.lower()]
@@ -48,9 +55,7 @@ def model_card(
         f"{what} It explains `{model['backbone']}` with backbone weights of SHA-256 `{model['backbone_sha256']}`,\n"
         f"for {cut.shape[0]} × {cut.shape[1]} patches of images of {cut.size[0]} × {cut.size[1]} pixels.",
         "## Use",
-        "```python\nimport explainers\n\n"
-        f'explainer = explainers.load("{source}")  # or the folder of this file\n'
-        "heatmaps = explainer(images)  # uint8 (B, 3, H, W) → (B, rows, columns): the predicted classes\n```",
+        f"```python\nimport explainers\n\n{use.format(source=source)}\n```",
         "## Training",
         f"```\n{shlex.join(['python', *versions.get('command', ['train.py'])])}\n```",
         f"Images: {images}" if images else "Its config is in `config.yaml`.",

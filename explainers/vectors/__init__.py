@@ -4,11 +4,13 @@ from explainers.vectors.explainability_vector import ExplainabilityVector, Metho
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.projections import prototypes_of, simplex_of, text_of
 from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.vector_files import available
 
 __all__ = [
     "ExplainabilityVector",
     "MethodLabels",
     "SelfExplaining",
+    "available",
     "exported_target",
     "prototypes_of",
     "simplex_of",

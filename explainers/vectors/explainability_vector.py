@@ -1,5 +1,6 @@
 """Makes a prediction-only model self-explaining without training (Yoshikawa et al., 2025)."""
 
+import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -40,8 +41,10 @@ from explainers.vectors.model_files import (
     read_head,
     read_parents,
 )
+from explainers.vectors.projections import some_images
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
 from explainers.vectors.task_arithmetic import combine, transfer
+from explainers.vectors.vector_files import find_vector, read_vector, set_reading
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +77,8 @@ class ExplainabilityVector(LightningModule):
         k: K of IoU@K.
         restore: number of training images, without labels, to which the projection of the head is fitted, so that
             predictions stay those of the model of `onto`, see `restoration`; 0 leaves the head as it is, as the paper.
+        vector: `shipped`, for the vector that is shipped for the base model, or the file of one, see `save_vector`; it
+            takes the place of `predicting` and `explaining`, which have no effect. `None` for the vector of these two.
     """
 
     signed = True
@@ -95,9 +100,11 @@ class ExplainabilityVector(LightningModule):
         select: Agreement = "e_rmse",
         k: int = 10,
         restore: int = 0,
+        vector: str | None = None,
     ) -> None:
         super().__init__()
-        sources = list_sources(predicting, explaining)
+        found = None if vector is None else find_vector(vector, target)
+        sources = list_sources(predicting, explaining) if found is None else {}
         self.points = sweep_points(lambda_1, lambda_2, ratios, len(sources))
         check_range(0, tolerance=tolerance, restore=restore)
         check_range(1, grid.num_patches, k=k)
@@ -112,7 +119,13 @@ class ExplainabilityVector(LightningModule):
         self.taus, self.cosines = compute_vectors(parents, sources)
 
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).eval()
-        self.model.target.head.read_as(read_head([file for _, file in sources.values()]))
+        if found is None:
+            self.model.target.head.read_as(read_head([file for _, file in sources.values()]))
+        else:
+            file, header = found
+            self.taus = [read_vector(file, target)]
+            self.parent_hashes["vector"] = hashlib.sha256(file.read_bytes()).hexdigest()
+            set_reading(self.model.target.head, header["head"])
         self.model.requires_grad_(False)
         self.patch_scale = self.model.target.head.patch_scale.item()
         self.register_buffer("projection", self.model.target.head.projection, persistent=False)
@@ -167,7 +180,7 @@ class ExplainabilityVector(LightningModule):
         """Fit the projections of all points but the unchanged one."""
         if self.restore:
             data = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
-            self.restorations = restorations(self.points, self._load, data, self.restore)
+            self.restorations = restorations(self.points, self._load, some_images(data, "train", self.restore))
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._measure(batch, self.points)

@@ -1,7 +1,7 @@
 """The sweep of λ₁, λ₂ and ratios: its points, their metrics, the best one, and reports."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,7 +15,6 @@ from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
 from explainers.metrics.means import Accuracy, Mean
 from explainers.models import TargetModel
-from explainers.vectors.projections import some_images
 
 Point = tuple[float, ...]
 """(λ₁, λ₂); of a sum of several vectors also the ratio of each."""
@@ -221,17 +220,18 @@ def restore_projection(projection: Tensor | None, restoration: Tensor | None) ->
 
 
 @torch.no_grad()
-def restorations(points: Sequence[Any], load: Callable[[Any], TargetModel], data: Any, count: int) -> dict[Any, Tensor]:
+def restorations(
+    points: Sequence[Any], load: Callable[[Any], TargetModel], batches: Iterable[dict[str, Tensor]]
+) -> dict[Any, Tensor]:
     """Fit a `restoration` for every point of a sweep but the first, the unchanged model: point → R.
 
     Args:
         points: the points, or their names.
         load: loads the weights of a point into a model, and returns it.
-        data: a datamodule; its training images are used without their labels.
-        count: maximum number of images.
+        batches: batches of images, without labels, see `some_images`.
     """
     embeddings: list[list[Tensor]] = [[] for _ in points]
-    for batch in some_images(data, "train", count):
+    for batch in batches:
         for point, of_point in zip(points, embeddings, strict=True):
             target = load(point)
             of_point.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float())

@@ -83,6 +83,18 @@ def combine(vectors: Sequence[State], ratios: Sequence[float]) -> State:
     return {name: torch.stack([ratio * vector[name] for vector, ratio in pairs]).sum(0) for name in first}
 
 
+def keep_largest(tau: State, share: float) -> State:
+    """Keep a share of the entries of a vector that are not 0, the largest ones, and set the others to 0.
+
+    >>> keep_largest({"weight": torch.tensor([0.0, 3.0, -4.0, 1.0, 2.0])}, share=0.5)
+    {'weight': tensor([ 0.,  3., -4.,  0.,  0.])}
+    """
+    sizes = torch.cat([value.abs().flatten() for value in tau.values()])
+    sizes = sizes[sizes > 0].sort().values
+    limit = sizes[int((1 - share) * len(sizes))]
+    return {name: value * (value.abs() >= limit) for name, value in tau.items()}
+
+
 def cosine(first: State, second: State) -> float:
     """The cosine of the angle between two vectors, each of all weights of a state dict; NaN if one of them is 0.
 

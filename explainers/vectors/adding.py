@@ -1,0 +1,160 @@
+"""Adds a shipped explainability vector to a fine-tuned model: it then explains itself, without labels, in seconds."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.convert import as_target
+from explainers.models.heads import ProjectedHead
+from explainers.models.inputs import validate_classes
+from explainers.runtime.modes import ordinary_tensors
+from explainers.vectors.explainability_vector import MethodLabels
+from explainers.vectors.fixed_head import FixedHead, fix_own_head, select_explained
+from explainers.vectors.lambda_sweep import (
+    Point,
+    PointMetrics,
+    best_point,
+    name_numbers,
+    read_point,
+    restorations,
+    restore_projection,
+    summary,
+    sweep_points,
+)
+from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.task_arithmetic import transfer
+from explainers.vectors.vector_files import TUNED, find_vector, read_vector, set_reading
+
+log = logging.getLogger(__name__)
+
+LAMBDAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+"""Values of λ₂ that `auto` tries."""
+
+BATCH = 16
+"""Images in a batch of the sweep."""
+
+
+class SelfExplained(nn.Module):
+    """A classifier with an explainability vector: one forward pass predicts and explains, see `add_vector`.
+
+    Args:
+        explainer: returns heatmaps alone, as every explainer; its `export` writes a folder for `explainers.load`.
+        lambda_2: λ₂, the weight of the vector.
+    """
+
+    def __init__(self, explainer: SelfExplaining, lambda_2: float) -> None:
+        super().__init__()
+        self.explainer = explainer
+        self.lambda_2 = lambda_2
+
+    def forward(self, images: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Predict, and explain `classes` (B,), by default the predicted ones, of uint8 images (B, C, H, W).
+
+        Returns:
+            Logits (B, K), and heatmaps (B, rows, columns) of the classes' logits.
+        """
+        logits, attributions = self.explainer.predict_and_explain(images)
+        classes = validate_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
+        return logits, select_explained(attributions, {"explained": classes}).view(-1, *self.explainer.grid.shape)
+
+
+@torch.no_grad()
+@ordinary_tensors()
+def add_vector(
+    model: Any, lambda_2: float | str = "auto", vector: str | Path = "shipped", images: Tensor | None = None
+) -> SelfExplained:
+    """Make a model explain itself: add an explainability vector to a copy of it. Needs neither labels nor training.
+
+    Args:
+        model: the model, which stays as it is: a `TargetModel`, or what `as_target` takes. Its head is linear, or
+            compares embeddings with directions. It was fine-tuned from the base model of the vector, see `TUNED`.
+        lambda_2: λ₂, the weight of the vector; the larger it is, the more predictions change. `auto`: with images, the
+            one of `LAMBDAS` whose heatmaps agree best with DecompX-PLUS among those that keep 99 % of the predictions;
+            without images, the one that the file of the vector recommends.
+        vector: `shipped`, the name of the base model of a shipped vector (see `explainers.vectors.available`), or a
+            file.
+        images: uint8 (B, C, H, W) like those to explain, without labels, a handful to a few hundred. The head is fitted
+            to them, so that predictions stay those of the model, see `restoration`.
+
+    Returns:
+        A module in eval mode on the device of the model, whose weights need no gradients.
+
+    Raises:
+        InputError: if no vector fits the model, or an argument is wrong.
+    """
+    if lambda_2 != "auto" and (isinstance(lambda_2, bool) or not isinstance(lambda_2, int | float)):
+        raise InputError(f"lambda_2={lambda_2!r} is neither auto nor a number, such as 0.75")
+    if images is not None and len(images) < 2:
+        raise InputError(f"images= needs 2 images or more, one half to fit and one to measure, got {len(images)}")
+    target = as_target(model).frozen()
+    images = None if images is None else images.to(target.mean.device)
+    file, header = find_vector(vector, target, TUNED)
+    tau, start = read_vector(file, target), target.backbone.state_dict()
+    explainer = SelfExplaining(target, target.grid, alpha=1)
+    head = explainer.target.head = set_reading(fix_head(explainer.target), header["head"]).to(target.mean.device)
+    explainer.eval().requires_grad_(False)
+    own = head.projection
+
+    def load(point: Point, restoration: Tensor | None = None) -> TargetModel:
+        explainer.target.backbone.load_state_dict(transfer(start, start, tau, 1.0, point[1]))
+        head.projection = restore_projection(own, restoration)
+        return explainer.target
+
+    if lambda_2 != "auto":
+        point: Point = (1.0, float(lambda_2))
+    elif images is None:
+        point = (1.0, header["lambda_2"])
+        log.warning(
+            f"lambda_2=auto is {point[1]:g}, as the vector's file recommends; images= chooses it for this model"
+        )
+    else:
+        point = choose_point(explainer, load, MethodLabels(target, target.grid), images)
+    restored = {}
+    if images is not None and point[1]:
+        restored = restorations([(1.0, 0.0), point], load, batches(images))
+    load(point, restored.get(point))
+    return SelfExplained(explainer, point[1]).eval()
+
+
+def choose_point(
+    explainer: SelfExplaining, load: Callable[..., TargetModel], labels: MethodLabels, images: Tensor
+) -> Point:
+    """Choose λ₂ by one half of the images, after the head was fitted to the other half, and log what it changes."""
+    points = sweep_points([1.0], LAMBDAS)
+    fitted = restorations(points, load, batches(images[::2]))
+    metrics = [PointMetrics(k=1).to(images.device) for _ in points]
+    for batch in batches(images[1::2]):
+        with torch.enable_grad():
+            rows = batch | labels(batch)
+        rows["label"] = torch.full_like(rows["explained"], -1)
+        unchanged = None
+        for point, metric in zip(points, metrics, strict=True):
+            load(point, fitted.get(point))
+            logits, attributions = explainer.predict_and_explain(batch["image"])
+            unchanged = logits if unchanged is None else unchanged
+            metric.update(logits, unchanged, select_explained(attributions, rows), rows)
+    sweep = [name_numbers(point) | metric.result()[0] for point, metric in zip(points, metrics, strict=True)]
+    best = best_point(sweep, 0.01, "rank_correlation")
+    log.warning(f"lambda_2=auto: {summary(sweep, best, 'rank_correlation')}")
+    return read_point(best)
+
+
+def batches(images: Tensor) -> Iterator[dict[str, Tensor]]:
+    """Images in batches of at most `BATCH`."""
+    return ({"image": batch} for batch in images.split(BATCH))
+
+
+def fix_head(target: TargetModel) -> FixedHead:
+    """A fixed head with the logits of a model's own; up to a constant, where they are scores of a softmax."""
+    head = target.head
+    if isinstance(head, ProjectedHead):
+        return FixedHead(head.weight, head.projection, head.normalise, head.scale.item(), head.bias)
+    if isinstance(head, nn.Linear) and target.score != "softmax":  # whose rows may not be centred
+        return FixedHead(head.weight.detach(), normalise=False, bias=None if head.bias is None else head.bias.detach())
+    return fix_own_head(target, "patch", 1.0)

@@ -1,0 +1,220 @@
+"""Explainability vectors as files that stand alone, and models to which they are added in one call."""
+
+import copy
+import logging
+
+import pytest
+import timm
+import torch
+from commands import composed
+from conftest import timm_model
+from test_label_free import METHOD, Unlabelled
+from toys import validate, vector_module
+
+import explainers
+from benchmarks.shipping import ship_vector
+from datamodules.images import Images
+from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.heads import ProjectedHead
+from explainers.saved.weights import read_header, read_tensors, read_weights, save_tensors
+from explainers.share import catalogue
+from explainers.training.state_dicts import part
+from explainers.vectors import available
+from explainers.vectors.fixed_head import FixedHead, embed_as_read
+from explainers.vectors.projections import simplex
+from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.vector_files import find_vector, pack, unpack
+
+NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+RECORD = ("photos (CC0)", "python train.py experiment=studies/vector_source", {"kept ↑": {"vector": 0.5}})
+
+
+@pytest.fixture
+def source(target, grid, tmp_path):
+    """A self-explaining model whose second half was trained, and its vector."""
+    module = SelfExplaining(target, grid, alpha=0.5)
+    head = FixedHead(simplex(3, 24), reading="blank_patch", patch_scale=0.3, blocks=(1,))
+    module.target.head = head
+    torch.nn.init.normal_(head.read_out)
+    tau = {name: torch.zeros_like(value) for name, value in target.backbone.state_dict().items()}
+    with torch.no_grad():
+        for name, weight in module.target.backbone.named_parameters():
+            if name.startswith(("blocks.1.", "norm.")):
+                tau[name] = 0.1 * torch.randn(weight.shape)
+                weight += tau[name]
+    return str(module.export(tmp_path / "source")), tau, head
+
+
+@pytest.fixture
+def shipped(target, source, tmp_path, monkeypatch):
+    """Its file, as if it were shipped for ViT-Tiny."""
+    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
+    folder = ship_vector(source[0], tmp_path / "shipped" / NAME / "vector", target, 0.75, *RECORD)
+    return folder / "vector.safetensors"
+
+
+def tuned(seed=1, noise=0.05, **settings):
+    """A model fine-tuned from the target, with another head; `seed` None for the weights of another training."""
+    model = timm_model(num_classes=7, seed=0 if seed else 9, **settings)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += noise * weight.std(correction=0) * torch.randn(weight.shape)
+    return model.train()
+
+
+def largest_half(tau):
+    """The entries that are kept, one after the other."""
+    sizes = sorted(abs(number) for value in tau.values() for number in value.flatten().tolist() if number)
+    limit = sizes[len(sizes) // 2]
+    kept = {name: torch.tensor([n if abs(n) >= limit else 0.0 for n in v.flatten()]) for name, v in tau.items()}
+    return {name: value.view(tau[name].shape) for name, value in kept.items()}
+
+
+def by_hand(model, tau, head, lambda_2, images):
+    """Logits, and attributions of all classes, of a model whose weights were added to a vector by hand."""
+    moved = TargetModel(model).eval()
+    for name, weight in moved.backbone.named_parameters():
+        weight.data += lambda_2 * tau[name] if name in tau and tau[name].any() else 0
+    weight, bias = moved.head.weight.detach(), moved.head.bias.detach()
+    weight, bias = weight - weight.mean(0), bias - bias.mean()
+    reading = {"reading": head.reading, "patch_scale": 0.3, "blocks": head.blocks, "read_out": head.read_out}
+    moved.head = FixedHead(weight, normalise=False, bias=bias, **reading)
+    embeddings, patches, paths = embed_as_read(moved, moved.grid, images)
+    vectors = head.read_out[0] * 0.3 * patches + paths
+    return embeddings @ weight.mT + bias, vectors @ weight.mT
+
+
+def test_a_vector_is_packed_to_a_bit_for_every_entry_and_16_for_those_that_are_kept(target):
+    tau = {name: torch.randn(value.shape) for name, value in target.backbone.state_dict().items()}
+    tau |= {name: torch.zeros_like(value) for name, value in tau.items() if name.startswith("blocks.0")}
+    packed = pack(tau)
+    assert {name.rpartition(".")[0] for name in packed} == {name for name in tau if not name.startswith("blocks.0")}
+    entries = sum(value.numel() for name, value in tau.items() if not name.startswith("blocks.0"))
+    assert sum(value.nbytes for value in packed.values()) == pytest.approx(entries * (1 / 8 + 2 / 2), rel=0.01)
+    again = unpack(packed, target.backbone.state_dict())
+    for name, value in largest_half(tau).items():
+        torch.testing.assert_close(again[name], value, rtol=1e-3, atol=1e-6)
+        assert torch.equal(again[name] == 0, value == 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("bits", lambda bits: bits[1:]), ("bits", lambda bits: bits.int()), ("values", lambda values: values[1:])],
+)
+def test_a_file_whose_parts_do_not_fit_each_other_is_refused(target, name, change):
+    packed = pack({name: torch.randn(value.shape) for name, value in target.backbone.state_dict().items()})
+    packed[f"norm.weight.{name}"] = change(packed[f"norm.weight.{name}"])
+    with pytest.raises(InputError, match=r"^vector= changes norm\.weight of another size than the model's, .* \[24\]"):
+        unpack(packed, target.backbone.state_dict())
+
+
+def test_a_shipped_vector_is_listed_with_its_numbers(shipped):
+    (entry,) = available()
+    assert (entry.name, entry.explainer, entry.bytes) == (NAME, "vector", shipped.stat().st_size)
+    assert "experiment=studies/vector_source target=<name in timm>" in repr(available())
+    assert explainers.available() == [] == catalogue.for_target(timm_model(as_target=True))
+    card = (shipped.parent / "README.md").read_text()
+    assert "explainers.add_vector(model)" in card and NAME in card and "| vector | 0.500 |" in card
+    with pytest.raises(InputError, match="expected no path of this machine"):
+        ship_vector("x", shipped.parent, None, 1.0, "photos", "python train.py data_dir=/home/me", {})
+    trained, other = shipped.parents[3] / "source/model.safetensors", timm_model(seed=3, as_target=True)
+    with pytest.raises(InputError, match="difference in base_sha256"):
+        ship_vector(trained, shipped.parent, other, 1.0, *RECORD)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", [{}, {"img_size": 48}], ids=["size of the vector", "larger images"])
+def test_a_fine_tuned_model_explains_itself_after_one_call(shipped, source, images, settings, caplog, tmp_path):
+    """Its logits and heatmaps are those of weights that were added by hand; the model itself stays as it was."""
+    model = tuned(**settings)
+    model.load_state_dict({n: v for n, v in tuned().state_dict().items() if n != "pos_embed"}, strict=False)
+    before = copy.deepcopy(model.state_dict())
+    images = images.repeat(1, 1, 2, 2)[..., : 48 if settings else 32, : 48 if settings else 32].contiguous()
+    with caplog.at_level(logging.WARNING):
+        module = explainers.add_vector(model)
+    assert module.lambda_2 == 0.75 and "lambda_2=auto is 0.75, as the vector's file recommends" in caplog.text
+    assert model.training and not module.training and not any(p.requires_grad for p in module.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    logits, heatmaps = module(images)
+    tau = largest_half(source[1])
+    expected, attributions = by_hand(model, tau, source[2], 0.75, images)
+    torch.testing.assert_close(logits, expected, rtol=2e-3, atol=2e-3)
+    explained = attributions[torch.arange(5), :, logits.argmax(-1)].view(heatmaps.shape)
+    torch.testing.assert_close(heatmaps, explained, rtol=1e-2, atol=2e-3 * explained.abs().max().item())
+    chosen = torch.tensor([0, 1, 2, 3, 6])
+    assert torch.equal(module.explainer(images, chosen), module(images, chosen)[1])
+    loaded = explainers.load(module.explainer.export(tmp_path / "moved"), TargetModel(model))
+    torch.testing.assert_close(loaded(images), heatmaps)
+
+
+@torch.no_grad()
+def test_heads_of_all_kinds_keep_their_probabilities(shipped, images, target):
+    model = tuned(noise=0.01)
+    projected = TargetModel(model, ProjectedHead(simplex(3, 24), scale=10.0))
+    for each in (TargetModel(model), projected, TargetModel(model, score="sigmoid")):
+        module, each = explainers.add_vector(each, lambda_2=0), each.eval()
+        torch.testing.assert_close(each.scores(module(images)[0]), each.scores(each(images)))
+
+
+def test_only_models_that_were_fine_tuned_from_the_base_take_its_vector(shipped, target, images, tmp_path):
+    """However near: rounded to 16 bits, or 20 % away. The base model of a training is the same up to rounding."""
+    for model in (tuned(noise=0), tuned(noise=0.2), tuned(noise=0).bfloat16().float()):
+        explainers.add_vector(model, 1.0, vector=shipped)
+    find_vector("shipped", copy.deepcopy(target).bfloat16().float())
+    start, end = f"^vector=shipped does not fit {NAME}: ", r"; train one for its base model with `python.*"
+    far = rf"{start}the weights are not fine-tuned from those of {NAME}, at a relative distance of 1\.\d+"
+    with pytest.raises(InputError, match=far + end):
+        explainers.add_vector(tuned(seed=None))
+    with pytest.raises(InputError, match=rf"{start}the weights are not those of {NAME}, .*0\.0\d+{end}"):
+        find_vector("shipped", TargetModel(tuned()).eval())
+    with pytest.raises(InputError, match=f"{start}the architecture is not that of {NAME}{end}"):
+        explainers.add_vector(tuned(depth=3))
+    with pytest.raises(InputError, match="^vector=vit_small_patch16_224 does not fit .*: there is no such vector"):
+        explainers.add_vector(tuned(), vector="vit_small_patch16_224")
+    other = save_tensors({}, tmp_path / "other.safetensors", {"class": "AnyHead"})
+    with pytest.raises(InputError, match=r"^vector=.*other\.safetensors is no file of"):
+        explainers.add_vector(tuned(), vector=other)
+    with pytest.raises(InputError, match="^lambda_2='most' is neither auto nor a number"):
+        explainers.add_vector(tuned(), lambda_2="most")
+    with pytest.raises(InputError, match="^images= needs 2 images or more, .*, got 1"):
+        explainers.add_vector(tuned(), images=images[:1])
+
+
+@torch.no_grad()
+def test_unlabelled_images_choose_lambda_2_and_hold_the_predictions(shipped, caplog):
+    model, images = tuned(), Unlabelled(40, seed=4)[torch.arange(40)]["image"]
+    with caplog.at_level(logging.WARNING):
+        module = explainers.add_vector(model, images=images)
+    assert f"lambda_2=auto: best of 7 points: λ₁ = 1, λ₂ = {module.lambda_2:g}; kept 1 → " in caplog.text
+    before = TargetModel(model).eval()(images).log_softmax(-1)
+    moved = [explainers.add_vector(model, 1.0, images=given)(images)[0].log_softmax(-1) for given in (None, images)]
+    far, near = ((before.exp() * (before - after)).sum(-1).mean() for after in moved)
+    assert near < 0.5 * far
+
+
+def test_a_sweep_takes_a_shipped_vector_in_place_of_a_source(shipped, source, target, grid, three_files, tmp_path):
+    taken = {"predicting": None, "explaining": (), "vector": "shipped", "lambda_2": [0.0, 1.0], "labels": METHOD}
+    module = vector_module(target, grid, three_files | taken)
+    validate(module, Images(val=lambda: Unlabelled(6, seed=1), batch_size=4, num_workers=0))
+    onto, tau = part(read_weights(three_files["onto"])[1], "backbone"), largest_half(source[1])
+    assert module.points == [(1.0, 0.0), (1.0, 1.0)] and module.model.target.head.blocks == (1,)
+    for name, value in module._load((1.0, 1.0)).backbone.state_dict().items():
+        torch.testing.assert_close(value, onto[name] + tau[name], rtol=1e-3, atol=1e-4)
+    assert len(read_header(module.export(tmp_path / "run"))["vector_sha256"]) == 64
+    with pytest.raises(InputError, match=f"^vector=shipped does not fit {NAME}: the weights are not those"):
+        vector_module(timm_model(seed=9, as_target=True), grid, three_files | taken)
+    cfg = composed("experiment=explainability_vector", "vector=shipped", folder=tmp_path)
+    assert cfg.module.vector == "shipped" and cfg.module.lambda_2[0] == 0
+
+
+def test_the_vectors_of_this_package_are_small_and_fit_their_models():
+    for entry in available():
+        assert {path.name for path in entry.folder.iterdir()} == {"README.md", "vector.safetensors", "measured.json"}
+        header, packed = read_tensors(entry.folder / "vector.safetensors")
+        assert entry.bytes <= 6e6 and header["model"] == entry.name and 0 < header["lambda_2"] <= 2
+        with torch.device("meta"):
+            model = TargetModel(timm.create_model(entry.name))
+        tau = unpack(packed, model.backbone.state_dict())
+        assert any(value.any() for value in tau.values()) and all(value.isfinite().all() for value in tau.values())
+        assert len(header["sketch"]) % 8 == 0 and header["head"]["reading"] in ("difference", "blank_patch")
