@@ -8,8 +8,8 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
-from lightning import Trainer, seed_everything
+from hydra.utils import get_class, instantiate
+from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -51,6 +51,10 @@ def train(cfg: DictConfig) -> float | None:
     data.setup("fit")  # missing images are reported before weights are fetched and other processes started
     check_image_count(cfg.trainer, images, "val")
     start_record(cfg, folder, may_differ=cfg.ckpt_path is not None)
+    if is_measured(cfg, metrics):
+        note = "measured before, nothing to do; delete the folder to repeat it"
+        summarise(cfg, metrics, time.monotonic() - start, note)
+        return metrics[cfg.objective]
     if launch(cfg.trainer):
         return read_file(folder / METRICS).get(cfg.objective)
     module = instantiate(cfg.module)
@@ -66,6 +70,19 @@ def train(cfg: DictConfig) -> float | None:
     if exports and cfg.next:
         print("next:", next_command(cfg, str(HydraConfig.get().runtime.choices.get("target")), shorten_path(folder)))
     return metrics.get(cfg.objective)
+
+
+def is_measured(cfg: DictConfig, metrics: Mapping[str, float]) -> bool:
+    """Whether an earlier command of this run has done all, for a module that is only measured, such as a sweep of λ₂.
+
+    Args:
+        cfg: the config of the run, which is that of the earlier command.
+        metrics: its metrics.
+    """
+    trains = cfg.fit or is_overridden("training_step", get_class(cfg.module._target_), LightningModule)
+    tested = not cfg.test or any(name.startswith("test/") for name in metrics)
+    left = cfg.objective in metrics and tested and (run_dir() / "model.safetensors").is_file()
+    return left and not trains and not cfg.trainer.fast_dev_run
 
 
 def build_run_trainer(cfg: DictConfig, checkpoint: Path | None, step: int) -> Trainer:

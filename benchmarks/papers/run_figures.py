@@ -2,8 +2,10 @@
 
 import csv
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from explainers.errors import InputError
+from explainers.metrics.agreement import Agreement
 from explainers.report.figures import require
 from explainers.report.labels import choose_colours, legend_below, make_title, names_in, scale_logarithmically
+from explainers.report.lambda_figure import lambda_curves
 from explainers.results.reading import Results
+from explainers.vectors.lambda_sweep import best_point
 
 
 def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
@@ -56,28 +61,22 @@ def theorem_1(file: str | Path) -> Figure:
     return figure
 
 
-def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
-    """Accuracy and attribution metrics of a model with an explainability vector, against λ₂.
+def lambda_sweeps(files: Mapping[str, str], select: Agreement = "e_rmse") -> Figure:
+    """Accuracy and attribution metrics of models with an explainability vector, against λ₂, see `lambda_curves`.
 
-    Files are label → metrics.csv of a validation of `ExplainabilityVector`; several λ₁ or ratios have a line each.
+    Args:
+        files: label → metrics.csv of a validation of `ExplainabilityVector`, or a pattern (`*`) for those of its jobs.
+        select: the metric that chooses among what the jobs have chosen.
     """
-    sides = {"accuracy": "accuracy", "e_rmse": "E-RMSE", "iou": "IoU@K", "rank_correlation": "ρ with the labels"}
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    axes = figure.subplots(2, 2, sharex=True)
-    colours = choose_colours(files)
-    for label, path in files.items():
-        lambda_2, *curves = _columns(path, "sweep/lambda_2", *(f"sweep/{side}" for side in sides))
-        lines = np.split(np.arange(len(lambda_2)), np.flatnonzero(np.diff(lambda_2) <= 0) + 1)
-        for axis, values in zip(axes.flat, curves, strict=True):
-            for line in lines:
-                axis.plot(lambda_2[line], values[line], marker=".", color=colours[label], label=label)
-    for axis, name in zip(axes.flat, sides.values(), strict=True):
-        axis.set_ylabel(name)
-        axis.grid(alpha=0.3)
-    for axis in axes[1]:
-        axis.set_xlabel("λ₂")
-    legend_below(figure, axes.flat)
-    return figure
+    sweeps = {}
+    for label, pattern in files.items():
+        lines = [line for path in sorted(glob(pattern)) or [pattern] for line in _lines(path, "sweep/lambda_2")]
+        keys = {key: key.removeprefix("sweep/") for key in lines[0] if key.startswith("sweep/")}
+        rows = sweeps[label] = [{name: float(line[key]) for key, name in keys.items()} for line in lines]
+        best = best_point([row for row in rows if row["chosen"]], math.inf, select)
+        for row in rows:
+            row["chosen"] = row is best
+    return lambda_curves(sweeps)
 
 
 def quality_against_passes(results: Results, passes: Mapping[str, int], one: Sequence[str]) -> Figure:
@@ -163,6 +162,11 @@ def _single() -> tuple[Figure, Axes]:
 
 def _columns(path: str | Path, *names: str) -> list[np.ndarray]:
     """Columns of a metrics.csv of Lightning, from the rows that have a value in all of them."""
+    return list(np.array([[float(line[name]) for name in names] for line in _lines(path, *names)]).T)
+
+
+def _lines(path: str | Path, *names: str) -> list[dict[str, str]]:
+    """The rows of a metrics.csv of Lightning that have a value in all of some columns."""
     if not Path(path).is_file():
         raise InputError(f"no metrics at {path}: expected the csv/version_0/metrics.csv of a run")
     with open(path, newline="") as file:
@@ -173,10 +177,10 @@ def _columns(path: str | Path, *names: str) -> list[np.ndarray]:
     missing = [name for name in names if not lines or name not in lines[0]]
     if missing:
         raise InputError(f"{path}: expected the columns {', '.join(names)}, got no {', '.join(missing)}")
-    table = np.array([[float(line[name]) for name in names] for line in lines if all(line[name] for name in names)])
-    if not len(table):
+    whole = [line for line in lines if all(line[name] for name in names)]
+    if not whole:
         raise InputError(f"{path}: expected rows with {', '.join(names)}, got none: the run was too short to log them")
-    return list(table.T)
+    return whole
 
 
 def _benchmark(path: str | Path, part: str) -> dict[str, Any]:

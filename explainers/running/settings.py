@@ -38,17 +38,22 @@ CHECKPOINT_PATH = "target.model.checkpoint_path"
 """The setting of timm that `weights` stands for, together with `target.model.pretrained=false`."""
 
 
-def expand_groups(words: list[str]) -> list[str]:
-    """The words of a command, with Hydra's names of the choices that it makes by short ones.
+SHORT_KEYS = {"lambda_2": "module.lambda_2", "explainer.lambda_2": "module.lambda_2"}
+"""Keys of a command → where the settings are."""
 
-    >>> expand_groups(["train.py", "explainer=tve", "explainer.hops=[1]"])
-    ['train.py', 'explainers@explainer=tve', 'explainer.hops=[1]']
+
+def expand_groups(words: list[str]) -> list[str]:
+    """The words of a command, with Hydra's names of the choices and keys that it makes by short ones.
+
+    >>> expand_groups(["train.py", "explainer=tve", "explainer.hops=[1]", "lambda_2=0.5,1.0"])
+    ['train.py', 'explainers@explainer=tve', 'explainer.hops=[1]', 'module.lambda_2=0.5,1.0']
     """
     result = []
     for word in words:
-        key, _, value = word.partition("=")
+        key, is_setting, value = word.partition("=")
         names_file = key in GROUPS and value[:1].isalpha() and value not in ("null", "None")
-        result.append(f"{GROUPS[key]}={value}" if names_file else word)
+        key = GROUPS[key] if names_file else SHORT_KEYS.get(key, key)
+        result.append(f"{key}{is_setting}{value}")
     return result
 
 

@@ -67,7 +67,7 @@ class ExplainabilityVector(LightningModule):
             patches alike; the mean of their factors of attributions is used.
         onto: file of the target task's prediction-only model, θ_onto.
         lambda_1: values of λ₁ to try.
-        lambda_2: values of λ₂ to try.
+        lambda_2: values of λ₂ to try, or a single one.
         labels: builds the source of the reference attributions from the model of `onto` and the grid: `ShapleyLabels`,
             or `MethodLabels`, which need neither labels nor masked images.
         ratios: ratios of several vectors to try, each with one number per source, such as [[1, 1], [1, 0.5]]. With
@@ -93,7 +93,7 @@ class ExplainabilityVector(LightningModule):
         explaining: str | Sequence[str],
         onto: str,
         lambda_1: Sequence[float],
-        lambda_2: Sequence[float],
+        lambda_2: Sequence[float] | float,
         labels: LabelBuilder,
         ratios: Sequence[Sequence[float]] | None = None,
         tolerance: float = 0.02,
@@ -105,7 +105,8 @@ class ExplainabilityVector(LightningModule):
         super().__init__()
         found = None if vector is None else find_vector(vector, target)
         sources = list_sources(predicting, explaining) if found is None else {}
-        self.points = sweep_points(lambda_1, lambda_2, ratios, len(sources))
+        values = lambda_2 if isinstance(lambda_2, Sequence) else [lambda_2]
+        self.points = sweep_points(lambda_1, values, ratios, len(sources))
         check_range(0, tolerance=tolerance, restore=restore)
         check_range(1, grid.num_patches, k=k)
         self.tolerance = tolerance

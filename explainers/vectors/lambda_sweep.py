@@ -180,15 +180,26 @@ def summary(sweep: Sequence[Row], best: Row, select: str) -> str:
 
 
 def report(trainer: Trainer, sweep: Sequence[Row], best: Row, select: str) -> None:
-    """Log the metrics of all points as curves over λ₂ to the trainer's loggers, and print the summary."""
+    """Log all points, with the curvature at each and which one is chosen, and print the summary.
+
+    W&B gets them as the table `sweep/points` and the figure `sweep/curves`, other loggers as a row of metrics for each.
+    """
+    rows = [row | {"curvature": curvature([row]), "chosen": float(row is best)} for row in sweep]
+    rows.sort(key=lambda row: (row["lambda_1"], *read_point(row)[2:], row["lambda_2"]))
+    line = summary(sweep, best, select)
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
-            logger.experiment.define_metric("sweep/*", step_metric="sweep/lambda_2")
-        ordered = sorted(sweep, key=lambda row: (row["lambda_1"], *read_point(row)[2:], row["lambda_2"]))
-        for step, row in enumerate(ordered):
-            logger.log_metrics({f"sweep/{name}": value for name, value in row.items()}, step)
+            from explainers.report.lambda_figure import lambda_curves  # imports Matplotlib, which takes long
+
+            cells = [[None if math.isnan(value) else value for value in row.values()] for row in rows]
+            data = [[*values, bool(chosen)] for *values, chosen in cells]
+            logger.log_table("sweep/points", columns=[*rows[0]], data=data)
+            logger.log_image("sweep/curves", [lambda_curves({"points of the sweep": rows}, line)])
+        else:
+            for step, row in enumerate(rows):
+                logger.log_metrics({f"sweep/{name}": value for name, value in row.items()}, step)
     if trainer.is_global_zero:
-        print(summary(sweep, best, select))
+        print(line)
 
 
 def restoration(changed: Tensor, unchanged: Tensor, ridge: float = 1.0) -> Tensor:

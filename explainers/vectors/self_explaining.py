@@ -146,9 +146,9 @@ class SelfExplaining(TrainingModule):
             twin, or `base` for the base model itself; `None` to learn predictions alone.
         weights: file of a trained model (see `export`) to continue from; its head replaces `projection`.
         last_blocks: number of the last blocks of the backbone, a transformer, that learn; `None` for all of it.
-        path_blocks: number of the last blocks, of a transformer, whose paths are read beside the tokens of patches, see
-            `FixedHead.read_paths`; the tokens then learn what these paths lack. Like `reading`, it is that of `weights`
-            where `reading` is `saved`.
+        path_blocks: number of the last blocks of a transformer, at most all, whose paths are read beside the tokens of
+            patches, see `FixedHead.read_paths`; the tokens then learn what these paths lack. Like `reading`, it is that
+            of `weights` where `reading` is `saved`.
         temperature: t of the score that `forward` explains, see `score_functionals`; `None` for the logit.
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.
@@ -260,7 +260,7 @@ class SelfExplaining(TrainingModule):
     def _read_paths(self, head: FixedHead) -> FixedHead:
         """Let a head read the paths of the last `path_blocks`."""
         count = len(find_blocks(self.target)) if self.path_blocks else 0
-        head.read_paths(range(count - self.path_blocks, count))
+        head.read_paths(range(max(0, count - self.path_blocks), count))
         return head
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:

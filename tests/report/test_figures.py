@@ -15,7 +15,7 @@ from benchmarks.papers.approximation import approximation_scatter
 from benchmarks.papers.radar import radar
 from benchmarks.papers.run_figures import (
     cost_of_tasks,
-    lambda_curves,
+    lambda_sweeps,
     loss_curves,
     quality_against_passes,
     theorem_1,
@@ -295,16 +295,35 @@ def test_logarithmic_axes_have_plain_numbers_where_formulas_are_not_drawn(benchm
             assert "$" not in "".join(labels) and {"1", "10", "100"} & set(labels)
 
 
-def test_a_sweep_is_drawn_against_lambda_2(tmp_path):
-    columns = ["lambda_2", "accuracy", "e_rmse", "iou", "rank_correlation"]
-    rows = [[0.0, 0.9, 3.0, 0.1, -0.1], [0.5, 0.8, 1.0, 0.3, 0.2], [0.0, 0.7, 2.0, 0.1, 0.0], [0.5, 0.6, 0.9, 0.2, 0.1]]
+def write_sweep(folder, *rows):
+    columns = ["lambda_1", "lambda_2", "accuracy", "e_rmse", "iou", "rank_correlation", "kept", "chosen"]
     lines = [",".join(f"sweep/{name}" for name in columns), *(",".join(map(str, row)) for row in rows)]
-    (tmp_path / "metrics.csv").write_text("\n".join(lines))
-    figure = lambda_curves({"small": tmp_path / "metrics.csv"})
-    for i, axis in enumerate(figure.axes, 1):
-        for line, part in zip(axis.lines, (rows[:2], rows[2:]), strict=True):  # of two values of lambda_1
-            assert line.get_xydata().tolist() == [[row[0], row[i]] for row in part]
-    assert len(figure.legends[0].get_texts()) == 1
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.csv").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_sweep_is_drawn_against_lambda_2_with_the_chosen_point(labels, tmp_path):
+    measured = [(0.0, 0.9, 3.0, 0.1, -0.1, 1.0), (0.5, 0.8, 1.0, 0.3, 0.2, 0.9), (0.5, 0.6, 0.9, 0.2, 0.1, 0.7)]
+    unchanged, first, second = (row if labels else (row[0], math.nan, *row[2:]) for row in measured)
+    write_sweep(tmp_path, (1, *unchanged, 0), (1, *first, 1), (0.5, *unchanged, 0), (0.5, *second, 0))
+    figure = lambda_sweeps({"small": str(tmp_path / "metrics.csv")})
+    for i, axis in zip((1 if labels else 5, 2, 3, 4), figure.axes, strict=True):
+        drawn = [line.get_xydata().tolist() for line in axis.lines]
+        two = [[[row[0], row[i]] for row in (unchanged, last)] for last in (first, second)]  # values of lambda_1
+        assert drawn == [*two, [[0.5, first[i]]]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["small", "chosen point"]
+
+
+def test_the_jobs_of_a_sweep_are_one_curve_whose_best_point_is_chosen(tmp_path):
+    """A job has the unchanged model and its own point, and chooses one of them."""
+    unchanged = (1, 0.0, 0.9, 3.0, 0.1, -0.1, 1.0)
+    write_sweep(tmp_path / "job,b", (*unchanged, 0), (1, 0.5, 0.9, 2.0, 0.2, 0.1, 1.0, 1))
+    write_sweep(tmp_path / "job,a", (*unchanged, 0), (1, 1.0, 0.9, 1.0, 0.3, 0.2, 0.9, 1))
+    write_sweep(tmp_path / "job,c", (*unchanged, 1), (1, 1.5, 0.1, 0.5, 0.4, 0.3, 0.9, 0))
+    curve, star = lambda_sweeps({"target": str(tmp_path / "job,*/metrics.csv")}).axes[3].lines
+    assert curve.get_xydata().tolist() == [[0, -0.1]] * 3 + [[0.5, 0.1], [1, 0.2], [1.5, 0.3]]
+    assert star.get_xydata().tolist() == [[1, 0.2]]
 
 
 def test_throughput_has_a_bar_for_each_method_at_its_target_on_a_logarithmic_axis(benchmark):

@@ -1,24 +1,30 @@
 """What a sweep of explainability vectors tests, logs, warns of and refuses."""
 
 import copy
+import json
+import math
 from functools import partial
 from unittest.mock import MagicMock
 
 import pytest
 import torch
+import wandb
 from commands import csv_rows
-from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger
+from matplotlib.image import imread
 from toys import Marked, exported, marked_splits, validate, vector_module
 
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.running.loggers import wandb_logger
 from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
 from explainers.vectors import explainability_vector
 from explainers.vectors.fixed_head import select_explained
+from explainers.vectors.lambda_sweep import curvature, read_point
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import cosine, vector
 
@@ -83,12 +89,29 @@ def test_the_curve_is_a_history_of_csv_rows(build, tmp_path):
         assert logged == pytest.approx(expected, abs=1e-6)
 
 
-def test_wandb_draws_the_curve_over_lambda_2(build, tmp_path):
-    run = MagicMock()
-    validate(build(lambda_2=[0.5, 1.0]), logger=WandbLogger(experiment=run, save_dir=tmp_path))
-    run.define_metric.assert_any_call("sweep/*", step_metric="sweep/lambda_2")
-    logged = [call.args[0] for call in run.log.call_args_list if "sweep/lambda_2" in call.args[0]]
-    assert [row["sweep/lambda_2"] for row in logged] == [0, 0.5, 1]
+@pytest.mark.parametrize("settings", [{}, {"lambda_2": 0.5}])
+def test_wandb_offline_has_one_table_and_one_figure_with_the_numbers_of_the_csv_file(
+    build, settings, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    csv = CSVLogger(tmp_path, "csv", version=0)
+    module = build(**settings)
+    validate(module, logger=[csv, wandb_logger("project", "name", str(tmp_path))])
+    wandb.finish()
+    (media,) = tmp_path.glob("wandb/offline-run-*/files/media")
+    (table,), (figure,) = media.glob("table/sweep/points*.json"), media.glob("images/sweep/curves*.png")
+    assert imread(figure).std() > 0
+    logged = json.loads(table.read_text())
+    rows = [row for row in csv_rows(tmp_path / "csv/version_0/metrics.csv") if row["sweep/lambda_2"]]
+    assert len(rows) == len(logged["data"]) == len(module.sweep)
+    for values, row in zip(logged["data"], rows, strict=True):
+        point = dict(zip(logged["columns"], values, strict=True))
+        expected = {name: float(row[f"sweep/{name}"]) for name in point}
+        found = {name: math.nan if value is None else value for name, value in point.items()}
+        assert found == pytest.approx(expected, nan_ok=True)
+        assert point["chosen"] == (read_point(point) == module.best)
+        measured = next(one for one in module.sweep if read_point(one) == read_point(point))
+        assert expected["curvature"] == pytest.approx(curvature([measured]), nan_ok=True)
 
 
 def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, three_files, monkeypatch):

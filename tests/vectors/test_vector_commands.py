@@ -9,10 +9,28 @@ from commands import QUIET, ROOT, composed, composed_once, evaluate, train
 from omegaconf import OmegaConf
 
 from explainers.saved.weights import read_weights
+from explainers.shapley import ShapleyLabels
+from explainers.vectors import SelfExplaining
 
 TINY = ("target=tiny", "grid.patch_size=16", "++grid.differs=true", *QUIET)
 FAST = ("trainer.max_epochs=2", "data.batch_size=8", "data.size.train=24", "callbacks=train")
 MEASURED = ("logger=csv", "data.size.val=9")
+
+
+class Repeated(Exception):
+    """Something is computed for a second time."""
+
+
+def transfer(root, *own, name):
+    files = {"explaining": root / "source/model.safetensors", "onto": root / "predicting/model.safetensors"}
+    return train(
+        "experiment=demo/vector",
+        *(*TINY, *MEASURED, f"cache_dir={root / 'cache'}"),
+        *("data.size.test=7", "data.domain=small", "module.labels.budget=20"),
+        *(f"module.{role}={file}" for role, file in files.items()),
+        *own,
+        folder=root / name,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +38,7 @@ def runs(tmp_path_factory):
     """Folders of the runs: a source, a model of the domain that it has not seen, the transfer, and the upper bound."""
     root = tmp_path_factory.mktemp("vectors")
     cache = f"cache_dir={root / 'cache'}"
-    source, onto = root / "source/model.safetensors", root / "predicting/model.safetensors"
+    onto = root / "predicting/model.safetensors"
     fast = (*TINY, *FAST, *MEASURED, cache)
     pairs = "module.labels.pairs=2"
     train("experiment=demo/source", *fast, pairs, "data.without=small", folder=root / "source")
@@ -28,12 +46,7 @@ def runs(tmp_path_factory):
     learns = (pairs, "data.domain=small", f"module.weights={onto}")
     own_domain = ("data.without=null", "module.teacher=${module.weights}")
     train("experiment=demo/source", *fast, *learns, *own_domain, folder=root / "explaining")
-    train(
-        "experiment=demo/vector",
-        *(*TINY, *MEASURED, cache, "data.size.test=7", "data.domain=small", "module.labels.budget=20"),
-        *(f"module.explaining={source}", f"module.onto={onto}"),
-        folder=root / "vector",
-    )
+    transfer(root, name="vector")
     return root
 
 
@@ -51,6 +64,24 @@ def test_a_transfer_leaves_the_sweep_the_best_model_and_what_a_test_says_of_it(r
     assert read_weights(runs / "vector/model.safetensors")[0]["lambda_2"] == pytest.approx(metrics["val/lambda_2"])
     assert (runs / "vector/vector.safetensors").is_file() and (runs / "vector/scaled.safetensors").is_file()
     assert not (runs / "vector/checkpoints").exists()  # nothing was trained
+
+
+@pytest.mark.slow
+def test_a_sweep_of_jobs_repeats_neither_labels_nor_jobs(runs, monkeypatch):
+    """A job that a kill ended before its model was written is measured again."""
+
+    def repeats(*_):
+        raise Repeated
+
+    monkeypatch.setattr(ShapleyLabels, "__call__", repeats)
+    first, _ = (transfer(runs, f"module.lambda_2={value}", name=f"job_{value}") for value in (0.5, 1.0))
+    history = (runs / "job_0.5/csv/version_0/metrics.csv").read_bytes()
+    monkeypatch.setattr(SelfExplaining, "predict_and_explain", repeats)
+    assert transfer(runs, "module.lambda_2=0.5", name="job_0.5") == pytest.approx(first)
+    assert (runs / "job_0.5/csv/version_0/metrics.csv").read_bytes() == history
+    (runs / "job_1.0/model.safetensors").unlink()
+    with pytest.raises(Repeated):
+        transfer(runs, "module.lambda_2=1.0", name="job_1.0")
 
 
 @pytest.mark.slow
