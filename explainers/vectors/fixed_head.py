@@ -78,7 +78,7 @@ class FixedHead(ProjectedHead):
             raise InputError("module.path_blocks needs module.reading=difference or blank_patch, got reading=patch")
         self.blocks = tuple(blocks)
         if blocks:
-            weights = torch.tensor([0.3, 0.4, *[0.5] * len(blocks)]) if read_out is None else read_out.detach().clone()
+            weights = torch.tensor([0.1, 0.4, *[0.5] * len(blocks)]) if read_out is None else read_out.detach().clone()
             self.read_out = nn.Parameter(weights.to(self.weight.device))
         else:
             self.read_out = None
