@@ -214,6 +214,17 @@ class ProjectedHead(nn.Module):
         logits = self.scale * F.linear(self.project(embeddings, self.normalise), self.weight)
         return logits if self.bias is None else logits + self.bias
 
+    def at_constant_length(self, embeddings: Tensor) -> Tensor:
+        """Compute logits whose gradients leave the length by which embeddings are divided as it is.
+
+        A patch is explained by its share of the embedding, and not by how it changes the length of the sum.
+        """
+        if not self.normalise:
+            return self(embeddings)
+        projected = self.project(embeddings, False)
+        logits = self.scale * F.linear(projected / projected.norm(dim=-1, keepdim=True).detach(), self.weight)
+        return logits if self.bias is None else logits + self.bias
+
     def directions(self) -> Tensor:
         """The functionals of the classes, (K, D), without the division by the length of the embedding."""
         return self.weight if self.projection is None else self.weight @ self.projection

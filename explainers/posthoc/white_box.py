@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from explainers.errors import checks_choices
 from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.models.gradients import compute_gradient
+from explainers.models.heads import ProjectedHead
 from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
 from explainers.models.scores import check_probabilities, log_odds
 from explainers.transformer.blocks import find_blocks, head_projections, is_transformer, num_prefix_tokens, readout
@@ -30,7 +31,8 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
 
     For the logit of a linear head, v is the row v_y of the class. For the probability it is p_y (v_y − Σ_k p_k v_k).
     For the log-odds log p_y / (1 − p_y), it is v_y minus the mean of the other rows, weighted by their probabilities.
-    The probability of a `sigmoid` is p_y (1 − p_y) v_y, its log-odds v_y; the only score of a `value` is v_y.
+    The probability of a `sigmoid` is p_y (1 − p_y) v_y, its log-odds v_y; the only score of a `value` is v_y. The
+    score of a cosine head is explained for a constant length of the embedding, as in `head_functionals`.
 
     Args:
         target: the model whose head classifies the embeddings.
@@ -43,7 +45,12 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
     """
     with torch.inference_mode(False), torch.enable_grad():
         embeddings = embeddings.detach().float().clone().requires_grad_()
-        logits = target.classify(embeddings)
+        head: Any = target.head
+        if isinstance(head, ProjectedHead):
+            with torch.autocast(embeddings.device.type, enabled=False):
+                logits = head.at_constant_length(embeddings)
+        else:
+            logits = target.classify(embeddings)
         own = classes.clone()  # a copy, because inference tensors have no gradient
         if output == "log_odds":
             of_class = log_odds(logits, own, target.score)

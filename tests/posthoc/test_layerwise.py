@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from toys import assert_same
 
 from explainers.models import TargetModel
+from explainers.models.heads import ProjectedHead
 from explainers.posthoc.attention import AttentionGradient, GenAtt, RawAttention
 from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, LayerCAM, XGradCAM, XGradCAMPlus
 from explainers.posthoc.gradients import AttIxG, FullGrad, InputXGradient, TokenGradient
@@ -107,6 +108,18 @@ def test_the_functional_of_the_log_odds_is_a_row_minus_the_mean_of_its_alternati
             odds = {k: math.exp((logits[i, k].item() - highest) * output_scale) for k in others}
             mean = sum(odds[k] / sum(odds.values()) * weight[k] for k in others)
             torch.testing.assert_close(found[i] / output_scale, weight[label] - mean, rtol=1e-4, atol=1e-5)
+
+
+def test_the_functional_of_a_cosine_head_has_no_part_that_changes_the_length(make_model):
+    """scale W_y / |e|, the direction of the class; the gradient of the cosine would subtract its part along e."""
+    weight, embeddings = torch.nn.functional.normalize(torch.randn(5, 24), dim=-1), torch.randn(len(LABELS), 24)
+    target = TargetModel(make_model(), ProjectedHead(weight, scale=7.0)).eval()
+    expected = torch.stack([7 * weight[y] / e.norm() for y, e in zip(LABELS.tolist(), embeddings, strict=True)])
+    torch.testing.assert_close(class_functionals(target, embeddings, LABELS), expected)
+    p = target.classify(embeddings).softmax(-1)
+    mean = torch.stack([sum(p[i, k] * 7 * weight[k] for k in range(5)) / e.norm() for i, e in enumerate(embeddings)])
+    contrast = p[range(len(LABELS)), LABELS][:, None] * (expected - mean)
+    torch.testing.assert_close(class_functionals(target, embeddings, LABELS, "probability"), contrast)
 
 
 def test_the_log_odds_of_a_single_logit_are_the_logit(make_model):
