@@ -1,18 +1,21 @@
-"""Which parts of an explainability vector does a transfer need? Fidelity and accuracy after parts of it were added.
+"""What limits an explainability vector: its teacher, or what a transfer keeps of it? Fidelity of both, and accuracy.
 
     python benchmarks/vector_parts.py --weights vit_tiny_patch16_224.augreg_in1k.safetensors --precision bf16 \
         --source runs/studies_vector_source/model.safetensors --onto runs/cats_vs_dogs_predicting/model.safetensors \
         --data data/cats_vs_dogs
 
-The parts: low-rank approximations of every weight matrix, the largest entries alone, the last four blocks alone, and
-the vector without its MLPs or its attention; and the whole vector at several λ₂. Images are every second one of val/,
-which `halve` uses to choose λ₂. With --restore, the projection of the head is fitted to training images without labels.
+First chance, methods without training that a vector can learn, and KernelSHAP, which ρ compares with. Then, with
+--source, the parts: low-rank approximations of every weight matrix, the largest entries alone, the last four blocks
+alone, and the vector without its MLPs or its attention; and the whole vector at several λ₂. Images are every second one
+of val/, which `halve` uses to choose λ₂. With --restore, the head's projection is fitted to images without labels.
 """
 
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -21,13 +24,18 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from datamodules.folders import ImageFolders
+from explainers import Explainer
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid
+from explainers.metrics.agreement import rank_correlation
 from explainers.metrics.means import moments
 from explainers.metrics.perturbation import Curve, PerturbationCurves
 from explainers.models import TargetModel
+from explainers.models.functionals import head_functionals
+from explainers.posthoc import build
 from explainers.report.tables import markdown
 from explainers.saved.weights import read_weights
+from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.training.state_dicts import State, part
 from explainers.vectors import exported_target
 from explainers.vectors.lambda_sweep import restorations, restore_projection
@@ -36,7 +44,7 @@ from explainers.vectors.projections import some_images
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import keep_largest, transfer, vector
 
-LEVELS, BATCH, TEMPERATURE = 11, 50, 2.0
+LEVELS, BATCH, TEMPERATURE, ACCURACY = 11, 50, 2.0, "Accuracy ↑"
 CURVES: tuple[Curve, Curve] = ("fidelity_plus", "fidelity_minus")
 
 
@@ -71,9 +79,23 @@ def split_vector(tau: State, ranks: list[int], lambdas: list[float]) -> dict[str
     }
 
 
+def teachers(onto: TargetModel, grid: PatchGrid, methods: list[str], budgets: list[int]) -> dict[str, Explainer]:
+    """Name → chance, methods without training for a constant length of the embedding, and KernelSHAP."""
+
+    def of_direction(method: Any, images: Tensor, classes: Tensor) -> Tensor:
+        embeddings = onto.embed(onto.normalise(images))
+        return method.explain(images, head_functionals(onto.head, embeddings, TEMPERATURE, classes))
+
+    return {
+        "chance": lambda images, classes: torch.zeros(len(images), *grid.shape),
+        **{name: partial(of_direction, build(name, onto, grid)) for name in methods},
+        **{f"KernelSHAP, {budget} passes": KernelSHAP(onto, grid, budget, "logit") for budget in budgets},
+    }
+
+
 @torch.no_grad()
 def measure(options: argparse.Namespace) -> list[dict[str, str]]:
-    """A row for each part."""
+    """A row for each teacher, and for each part of the vector of a source."""
     size = options.image_size
     overlay = {"file": options.weights}
     model = timm.create_model(options.model, img_size=size, pretrained=True, pretrained_cfg_overlay=overlay)
@@ -84,6 +106,13 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
     onto = exported_target(base, options.onto)
     batches = list(some_images(data, "val", options.limit, BATCH))
     pixels, labels = (torch.cat([batch[entry] for batch in batches]) for entry in ("image", "label"))
+    few = torch.arange(options.explained) * len(pixels) // options.explained  # images are ordered by class
+    reference = KernelSHAP(onto, grid, options.budgets[-1], "logit", seed=2)(pixels[few], labels[few])
+    score = partial(scores, onto=onto, images=pixels[few], labels=labels[few], reference=reference)
+    known = teachers(onto, grid, options.methods, options.budgets)
+    rows = [{"Part": name} | score(explain) for name, explain in known.items()]
+    if options.source is None:
+        return rows
     start = onto.backbone.state_dict()
     tau = vector(part(read_weights(options.source)[1], "backbone"), base.backbone.state_dict())
     explainer = SelfExplaining(base, grid, alpha=1, weights=options.onto, temperature=TEMPERATURE)
@@ -97,34 +126,26 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
 
     projection = explainer.target.head.projection
     fitted = restorations(list(states), load, some_images(data, "train", options.restore)) if options.restore else {}
-    rows = []
     for name in states:
         load(name).head.projection = restore_projection(projection, fitted.get(name))
-        rows.append({"Part": name} | scores(explainer, onto, grid, pixels, labels, options.explained))
+        predicted = torch.cat([explainer.logits(batch).argmax(-1) for batch in pixels.split(BATCH)])
+        accuracy = (predicted == labels).float().mean()
+        rows.append({"Part": name} | score(explainer) | {ACCURACY: f"{accuracy:.3f}"})
     return rows
 
 
-def scores(
-    explainer: SelfExplaining, onto: TargetModel, grid: PatchGrid, images: Tensor, labels: Tensor, explained: int
-) -> dict[str, str]:
-    """The accuracy on all images, and the Fidelity of the heatmaps of some, with standard errors."""
-    metric = PerturbationCurves(grid.num_patches, CURVES, LEVELS)
-    sweep = Sweep(onto, grid, levels=LEVELS)
-    logits = torch.cat([explainer.logits(batch) for batch in images.split(BATCH)])
-    accuracy = (logits.argmax(-1) == labels).float().mean()
-    count = min(explained, len(images))
-    for few in (torch.arange(count) * len(images) // count).split(BATCH):  # images are ordered by class
-        normalised = onto.normalise(images[few])
-        empty = sweep.empty(normalised)
-        whole = torch.stack([onto.classify(onto.embed(normalised)), empty.expand(len(few), -1)], 1)
-        heatmaps = explainer(images[few], labels[few])
-        metric.update(sweep(normalised, heatmaps, few, labels[few], labels[few], whole))
-    rows = metric.rows()
-    rows = torch.cat([rows, rows[:, :1] - rows[:, 1:]], 1)
-    mean, _, error = moments(rows)
-    names = ("Fidelity⁺ ↑", "Fidelity⁻ ↓", "difference ↑")
-    printed = {name: f"{mean[number]:.3f} ± {error[number]:.3f}" for number, name in enumerate(names)}
-    return printed | {"Accuracy ↑": f"{accuracy:.3f}"}
+def scores(explain: Explainer, onto: TargetModel, images: Tensor, labels: Tensor, reference: Tensor) -> dict[str, str]:
+    """The Fidelity of heatmaps, and their ρ with those of a reference, with standard errors."""
+    grid = PatchGrid(images.shape[-1], images.shape[-1] // reference.shape[-1])
+    metric, sweep = PerturbationCurves(grid.num_patches, CURVES, LEVELS), Sweep(onto, grid, levels=LEVELS)
+    normalised = onto.normalise(images)
+    whole = torch.stack([onto.classify(onto.embed(normalised)), sweep.empty(normalised).expand(len(images), -1)], 1)
+    heatmaps = explain(images, labels)
+    metric.update(sweep(normalised, heatmaps, torch.arange(len(images)), labels, labels, whole))
+    rows, rho = metric.rows(), rank_correlation(heatmaps.flatten(1), reference.flatten(1))
+    mean, _, error = moments(torch.cat([rows, rows[:, :1] - rows[:, 1:], rho[:, None]], 1))
+    names = ("Fidelity⁺ ↑", "Fidelity⁻ ↓", "difference ↑", "ρ ↑")
+    return {name: f"{mean[number]:.3f} ± {error[number]:.3f}" for number, name in enumerate(names)} | {ACCURACY: "–"}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -132,11 +153,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="vit_tiny_patch16_224.augreg_in21k_ft_in1k", help="name in timm")
     parser.add_argument("--weights", required=True, help="file of the base model's weights")
     parser.add_argument("--image-size", type=int, default=112)
-    parser.add_argument("--source", required=True, help="the self-explaining base model")
+    parser.add_argument("--source", help="the self-explaining base model; without it, teachers alone are measured")
     parser.add_argument("--onto", required=True, help="the target task's model")
     parser.add_argument("--data", required=True, help="folder of the target task, with train/ and val/")
     parser.add_argument("--limit", type=int, default=250, help="images whose accuracy is measured")
     parser.add_argument("--explained", type=int, default=50, help="images that are explained")
+    parser.add_argument("--methods", nargs="*", default=["PathFlow", "DirectPaths", "DecompX-PLUS"])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[500], help="of KernelSHAP; ρ compares with the last")
     parser.add_argument("--ranks", type=int, nargs="*", default=[16, 48])
     parser.add_argument("--lambdas", type=float, nargs="*", default=[0.5, 0.75, 1.0])
     parser.add_argument("--restore", type=int, default=500, help="training images, without labels; 0 for none")

@@ -36,7 +36,7 @@ def test_parts_of_a_vector():
 
 
 @pytest.mark.slow
-def test_every_part_is_added_and_measured(tmp_path, capsys):
+def test_teachers_and_every_part_are_measured(tmp_path, capsys):
     torch.manual_seed(0)
     model = timm.create_model(**MODEL)
     save_file(model.state_dict(), tmp_path / "base.safetensors")
@@ -50,13 +50,16 @@ def test_every_part_is_added_and_measured(tmp_path, capsys):
     onto = exported(base, grid, tmp_path / "onto", seed=2, classes=2)
     places = {"weights": tmp_path / "base.safetensors", "source": source, "onto": onto, "data": tmp_path}
     files = [word for name, place in places.items() for word in (f"--{name}", str(place))]
-    small = ["--model", "test_vit", "--image-size", "48", "--explained", "3", "--ranks", "4", "--precision", "bf16"]
-    vector_parts.main(files + small)
+    small = ["--model", "test_vit", "--image-size", "48", "--explained", "3", "--ranks", "4", "--budgets", "4", "8"]
+    vector_parts.main([*files, *small, "--precision", "bf16", "--methods", "DirectPaths"])
     lines = capsys.readouterr().out.strip().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     parts = vector_parts.split_vector({"blocks.0.w": torch.ones(2)}, [4], [0.5, 0.75, 1.0])
-    assert [row[0] for row in rows[2:]] == ["no vector", *parts]
-    assert len({tuple(row[1:4]) for row in rows[2:]}) > 6  # the weights of no part are those of another one
+    teachers = ["chance", "DirectPaths", "KernelSHAP, 4 passes", "KernelSHAP, 8 passes"]
+    assert [row[0] for row in rows[2:]] == [*teachers, "no vector", *parts]
+    assert len({tuple(row[1:4]) for row in rows[6:]}) > 6  # the weights of no part are those of another one
+    assert rows[2][4].startswith("0.000") and all(row[5] == "–" for row in rows[2:6])
     for row in rows[2:]:
-        plus, minus, difference = (float(cell.split(" ")[0]) for cell in row[1:4])
-        assert difference == pytest.approx(plus - minus, abs=2e-3) and 0 <= float(row[4]) <= 1
+        plus, minus, difference, rho = (float(cell.split(" ")[0]) for cell in row[1:5])
+        assert difference == pytest.approx(plus - minus, abs=2e-3) and -1 <= rho <= 1
+    assert all(0 <= float(row[5]) <= 1 for row in rows[6:])
