@@ -34,6 +34,7 @@ real() { # of ViT-Tiny, or `real deit` of DeiT-Tiny: the same commands
   for t in $TASKS; do
     python train.py experiment=studies/vector_target task=$t name=${PREFIX}${t}_predicting $TWO $OPTIONS
     python train.py experiment=studies/vector task=$t name=${PREFIX}vector_$t $MODELS $OPTIONS
+    python train.py experiment=studies/vector task=$t name=${PREFIX}moved_$t module.lambda_2=1.0 $MODELS $OPTIONS
   done
   python eval.py experiment=studies/vectors name=vectors_real$SUFFIX trainer=ddp trainer.devices=2 $MODELS $OPTIONS
   CURVES="" # the sweeps of λ₂

@@ -67,7 +67,8 @@ class ExplainabilityVector(LightningModule):
             patches alike; the mean of their factors of attributions is used.
         onto: file of the target task's prediction-only model, θ_onto.
         lambda_1: values of λ₁ to try.
-        lambda_2: values of λ₂ to try, or a single one.
+        lambda_2: values of λ₂ to try, or a single one. Without 0 among them, the unchanged model is the best one only
+            if all others lose too much accuracy.
         labels: builds the source of the reference attributions from the model of `onto` and the grid: `ShapleyLabels`,
             or `MethodLabels`, which need neither labels nor masked images.
         ratios: ratios of several vectors to try, each with one number per source, such as [[1, 1], [1, 0.5]]. With
@@ -109,6 +110,7 @@ class ExplainabilityVector(LightningModule):
         self.points = sweep_points(lambda_1, values, ratios, len(sources))
         check_range(0, tolerance=tolerance, restore=restore)
         check_range(1, grid.num_patches, k=k)
+        self.keeps_unchanged = 0 in values
         self.tolerance = tolerance
         self.select: Agreement = select
         self.restore = restore
@@ -191,7 +193,7 @@ class ExplainabilityVector(LightningModule):
         results = [self._metrics(point).result() for point in self.points]
         self.sweep = [name_numbers(point) | values for point, (values, _) in zip(self.points, results, strict=True)]
         self.unchanged_factor = results[0][1]
-        best = best_point(self.sweep, self.tolerance, self.select)
+        best = best_point(self.sweep, self.tolerance, self.select, self.keeps_unchanged)
         self.best = read_point(best)
         self.log_dict({f"val/{name}": value for name, value in (best | self.cosines).items()})
         self.log("val/curvature", curvature(self.sweep))

@@ -123,7 +123,7 @@ class PointMetrics(nn.Module):
 
 
 @checks_choices
-def best_point(sweep: Sequence[Row], tolerance: float, select: Agreement) -> Row:
+def best_point(sweep: Sequence[Row], tolerance: float, select: Agreement, unchanged: bool = True) -> Row:
     """The row with the best metric among the rows that lose at most `tolerance` of the first row's accuracy.
 
     Without labels, there is no accuracy, and the share of predictions that are `kept` takes its place.
@@ -132,6 +132,7 @@ def best_point(sweep: Sequence[Row], tolerance: float, select: Agreement) -> Row
         sweep: the rows; the first one is of the unchanged model. Of equal rows, the earlier one is the best.
         tolerance: maximum accuracy drop, as a fraction.
         select: the metric.
+        unchanged: whether the first row may be the best. It is anyway if all others lose too much.
 
     >>> rows = [{"accuracy": 0.9, "iou": 0.1}, {"accuracy": 0.89, "iou": 0.2}, {"accuracy": 0.6, "iou": 0.4}]
     >>> best_point(rows, tolerance=0.02, select="iou")
@@ -141,7 +142,8 @@ def best_point(sweep: Sequence[Row], tolerance: float, select: Agreement) -> Row
     lowest = sweep[0][accuracy] - tolerance - 1e-6  # for the rounding of float32 accuracies
     sign = 1 if agreement_metrics(k=1)[select].higher_is_better else -1
     allowed = [row for row in sweep if row[accuracy] >= lowest]
-    return max(allowed, key=lambda row: -math.inf if math.isnan(row[select]) else sign * row[select])
+    candidates = allowed if unchanged else allowed[1:] or allowed
+    return max(candidates, key=lambda row: -math.inf if math.isnan(row[select]) else sign * row[select])
 
 
 def _name_accuracy(sweep: Sequence[Row]) -> str:
