@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
 from explainers.metrics.agreement import Agreement
 from explainers.report.figures import require
 from explainers.report.labels import choose_colours, legend_below, make_title, names_in, scale_logarithmically
@@ -61,6 +61,7 @@ def theorem_1(file: str | Path) -> Figure:
     return figure
 
 
+@checks_choices
 def lambda_sweeps(files: Mapping[str, str], select: Agreement = "e_rmse") -> Figure:
     """Accuracy and attribution metrics of models with an explainability vector, against λ₂, see `lambda_curves`.
 

@@ -36,7 +36,7 @@ real() { # of ViT-Tiny, or `real deit` of DeiT-Tiny: the same commands
     python train.py experiment=studies/vector task=$t name=${PREFIX}vector_$t $MODELS $OPTIONS
     python train.py experiment=studies/vector task=$t name=${PREFIX}moved_$t module.lambda_2=1.0 $MODELS $OPTIONS
   done
-  python eval.py experiment=studies/vectors name=vectors_real$SUFFIX trainer=ddp trainer.devices=2 $MODELS $OPTIONS
+  python eval.py experiment=studies/vectors name=vectors_real$SUFFIX trainer=ddp trainer.devices=2 $MODELS ${OPTIONS/data.num_workers=1/}
   CURVES="" # the sweeps of λ₂
   for t in $TASKS; do CURVES="$CURVES,$t:runs/${PREFIX}vector_$t/csv/version_0/metrics.csv"; done
   python eval.py experiment=eval_replot name=vectors_real$SUFFIX figures=lambdas "figures.lambdas.files={${CURVES:1}}"
