@@ -93,19 +93,27 @@ def teachers(onto: TargetModel, grid: PatchGrid, methods: list[str], budgets: li
     }
 
 
+def read_task(options: argparse.Namespace, size: int) -> tuple[TargetModel, ImageFolders]:
+    """The base model and the images of the target task, at a size of images in pixels."""
+    overlay = {"file": options.weights}
+    model = timm.create_model(options.model, img_size=size, pretrained=True, pretrained_cfg_overlay=overlay)
+    base, splits = TargetModel(model).eval(), {"train": "train", "val": "val", "test": "val"}
+    data = ImageFolders(options.data, base.transform, splits, 0.875, halve=True, batch_size=BATCH, num_workers=0)
+    return base, data
+
+
+def gather(data: ImageFolders, split: str, limit: int) -> tuple[Tensor, Tensor]:
+    """Read at most `limit` images of a split, evenly spaced: uint8 images (B, C, H, W) and labels (B,)."""
+    images, labels = zip(*((batch["image"], batch["label"]) for batch in some_images(data, split, limit)), strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
 @torch.no_grad()
 def measure(options: argparse.Namespace) -> list[dict[str, str]]:
     """A row for each teacher, and for each part of the vector of a source."""
-    size = options.image_size
-    overlay = {"file": options.weights}
-    model = timm.create_model(options.model, img_size=size, pretrained=True, pretrained_cfg_overlay=overlay)
-    base = TargetModel(model).eval()
-    grid = PatchGrid(size, base.grid.patch_size)
-    splits = {"train": "train", "val": "val", "test": "val"}
-    data = ImageFolders(options.data, base.transform, splits, 0.875, halve=True, batch_size=BATCH, num_workers=0)
-    onto = exported_target(base, options.onto)
-    batches = list(some_images(data, "val", options.limit, BATCH))
-    pixels, labels = (torch.cat([batch[entry] for batch in batches]) for entry in ("image", "label"))
+    base, data = read_task(options, options.image_size)
+    grid, onto = base.grid, exported_target(base, options.onto)
+    pixels, labels = gather(data, "val", options.limit)
     few = torch.arange(options.explained) * len(pixels) // options.explained  # images are ordered by class
     reference = KernelSHAP(onto, grid, options.budgets[-1], "logit", seed=2)(pixels[few], labels[few])
     score = partial(scores, onto=onto, images=pixels[few], labels=labels[few], reference=reference)
@@ -128,40 +136,54 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
     fitted = restorations(list(states), load, some_images(data, "train", options.restore)) if options.restore else {}
     for name in states:
         load(name).head.projection = restore_projection(projection, fitted.get(name))
-        predicted = torch.cat([explainer.logits(batch).argmax(-1) for batch in pixels.split(BATCH)])
-        accuracy = (predicted == labels).float().mean()
-        rows.append({"Part": name} | score(explainer) | {ACCURACY: f"{accuracy:.3f}"})
+        rows.append({"Part": name} | score(explainer) | {ACCURACY: accuracy(explainer.logits, pixels, labels)})
     return rows
 
 
-def scores(explain: Explainer, onto: TargetModel, images: Tensor, labels: Tensor, reference: Tensor) -> dict[str, str]:
-    """The Fidelity of heatmaps, and their ρ with those of a reference, with standard errors."""
-    grid = PatchGrid(images.shape[-1], images.shape[-1] // reference.shape[-1])
-    metric, sweep = PerturbationCurves(grid.num_patches, CURVES, LEVELS), Sweep(onto, grid, levels=LEVELS)
+def accuracy(logits: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> str:
+    """The accuracy on images."""
+    predicted = torch.cat([logits(batch).argmax(-1) for batch in images.split(BATCH)])
+    return f"{(predicted == labels).float().mean():.3f}"
+
+
+def scores(
+    explain: Explainer, onto: TargetModel, images: Tensor, labels: Tensor, reference: Tensor | None = None
+) -> dict[str, str]:
+    """The Fidelity of heatmaps, and their ρ with those of a reference, if any, with standard errors."""
+    metric, sweep = PerturbationCurves(onto.grid.num_patches, CURVES, LEVELS), Sweep(onto, onto.grid, levels=LEVELS)
     normalised = onto.normalise(images)
     whole = torch.stack([onto.classify(onto.embed(normalised)), sweep.empty(normalised).expand(len(images), -1)], 1)
     heatmaps = explain(images, labels)
     metric.update(sweep(normalised, heatmaps, torch.arange(len(images)), labels, labels, whole))
-    rows, rho = metric.rows(), rank_correlation(heatmaps.flatten(1), reference.flatten(1))
-    mean, _, error = moments(torch.cat([rows, rows[:, :1] - rows[:, 1:], rho[:, None]], 1))
-    names = ("Fidelity⁺ ↑", "Fidelity⁻ ↓", "difference ↑", "ρ ↑")
+    rows = metric.rows()
+    columns = [rows, rows[:, :1] - rows[:, 1:]]
+    if reference is not None:
+        columns.append(rank_correlation(heatmaps.flatten(1), reference.flatten(1))[:, None])
+    mean, _, error = moments(torch.cat(columns, 1))
+    names = ("Fidelity⁺ ↑", "Fidelity⁻ ↓", "difference ↑", "ρ ↑")[: len(mean)]
     return {name: f"{mean[number]:.3f} ± {error[number]:.3f}" for number, name in enumerate(names)} | {ACCURACY: "–"}
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def task_parser(description: str | None, limit: int, lambdas: list[float]) -> argparse.ArgumentParser:
+    """The options of the base model, and of the task to which it was fine-tuned."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="vit_tiny_patch16_224.augreg_in21k_ft_in1k", help="name in timm")
     parser.add_argument("--weights", required=True, help="file of the base model's weights")
     parser.add_argument("--image-size", type=int, default=112)
+    parser.add_argument("--data", required=True, help="folder of the target task, with train/ and val/")
+    parser.add_argument("--limit", type=int, default=limit, help="images whose accuracy is measured")
+    parser.add_argument("--explained", type=int, default=50, help="images that are explained")
+    parser.add_argument("--lambdas", type=float, nargs="*", default=lambdas)
+    return parser
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = task_parser(__doc__, 250, [0.5, 0.75, 1.0])
     parser.add_argument("--source", help="the self-explaining base model; without it, teachers alone are measured")
     parser.add_argument("--onto", required=True, help="the target task's model")
-    parser.add_argument("--data", required=True, help="folder of the target task, with train/ and val/")
-    parser.add_argument("--limit", type=int, default=250, help="images whose accuracy is measured")
-    parser.add_argument("--explained", type=int, default=50, help="images that are explained")
     parser.add_argument("--methods", nargs="*", default=["PathFlow", "DirectPaths", "DecompX-PLUS"])
     parser.add_argument("--budgets", type=int, nargs="+", default=[500], help="of KernelSHAP; ρ compares with the last")
     parser.add_argument("--ranks", type=int, nargs="*", default=[16, 48])
-    parser.add_argument("--lambdas", type=float, nargs="*", default=[0.5, 0.75, 1.0])
     parser.add_argument("--restore", type=int, default=500, help="training images, without labels; 0 for none")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     return parser.parse_args(arguments)

@@ -8,10 +8,22 @@ from safetensors.torch import save_file
 from toys import exported
 
 from benchmarks import vector_parts
-from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 
 MODEL = {"model_name": "test_vit", "img_size": 48}
+
+
+def write_task(folder):
+    """Write the weights of a base model and the images of two classes; returns the model."""
+    torch.manual_seed(0)
+    model = timm.create_model(**MODEL)
+    save_file(model.state_dict(), folder / "base.safetensors")
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (48, 48), (60 * number, 90, 200)).save(folder / split / name / f"{number}.png")
+    return TargetModel(model)
 
 
 def test_parts_of_a_vector():
@@ -37,17 +49,9 @@ def test_parts_of_a_vector():
 
 @pytest.mark.slow
 def test_teachers_and_every_part_are_measured(tmp_path, capsys):
-    torch.manual_seed(0)
-    model = timm.create_model(**MODEL)
-    save_file(model.state_dict(), tmp_path / "base.safetensors")
-    for split in ("train", "val"):
-        for name in ("a", "b"):
-            (tmp_path / split / name).mkdir(parents=True)
-            for number in range(4):
-                Image.new("RGB", (48, 48), (60 * number, 90, 200)).save(tmp_path / split / name / f"{number}.png")
-    base, grid = TargetModel(model), PatchGrid(48, 16)
-    source = exported(base, grid, tmp_path / "source", alpha=0.5, seed=1, noise=0.1)
-    onto = exported(base, grid, tmp_path / "onto", seed=2, classes=2)
+    base = write_task(tmp_path)
+    source = exported(base, base.grid, tmp_path / "source", alpha=0.5, seed=1, noise=0.1)
+    onto = exported(base, base.grid, tmp_path / "onto", seed=2, classes=2)
     places = {"weights": tmp_path / "base.safetensors", "source": source, "onto": onto, "data": tmp_path}
     files = [word for name, place in places.items() for word in (f"--{name}", str(place))]
     small = ["--model", "test_vit", "--image-size", "48", "--explained", "3", "--ranks", "4", "--budgets", "4", "8"]
