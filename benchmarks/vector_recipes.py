@@ -13,6 +13,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,9 @@ def measure(options: argparse.Namespace, recipe: str, vector: Path) -> list[dict
     unlabelled = images[torch.arange(options.restore) * len(images) // options.restore]
     tuned = fine_tune(base, recipe, images, labels, steps)
     distance = measure_distances(tuned.backbone, sketch_weights(base.backbone, False), False)["matrices"]
-    measured = {"chance": (lambda images, _: torch.zeros(len(images), *tuned.grid.shape), tuned)}
+    measured: dict[str, tuple[Any, Any]] = {
+        "chance": (lambda images, _: torch.zeros(len(images), *tuned.grid.shape), tuned)
+    }
     for lambda_2 in (0, *options.lambdas):
         added = add_vector(tuned, lambda_2, vector, unlabelled).explainer
         measured[f"λ₂ = {lambda_2:g}"] = added, added.logits

@@ -1,5 +1,6 @@
 """Makes a prediction-only model self-explaining without training (Yoshikawa et al., 2025)."""
 
+import copy
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
@@ -230,8 +231,9 @@ class ExplainabilityVector(LightningModule):
         validation images: the baseline of a transfer.
         """
         if self.sweep:
-            self._load(self.unchanged).head.patch_scale.fill_(self.patch_scale * self.unchanged_factor)
-            save_weights(self.model.target.state_dict(), folder / "scaled.safetensors", self.model.provenance())
+            scaled: Any = copy.deepcopy(self._load(self.unchanged))
+            scaled.head.scale_attributions(self.unchanged_factor)
+            save_weights(scaled.state_dict(), folder / "scaled.safetensors", self.model.provenance())
         ratios = {name: value for name, value in name_numbers(self.best).items() if name.startswith("ratio_")}
         about = {"backbone": self.model.target.name} | self.parent_hashes | ratios
         save_weights(self.tau(self.best), folder / "vector.safetensors", about)

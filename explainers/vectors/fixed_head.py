@@ -83,6 +83,11 @@ class FixedHead(ProjectedHead):
         else:
             self.read_out = None
 
+    @torch.no_grad()
+    def scale_attributions(self, factor: float) -> None:
+        """Multiply all attributions by a factor."""
+        (self.patch_scale if self.read_out is None else self.read_out).mul_(factor)
+
     def read_as(self, other: "FixedHead") -> None:
         """Read patches as another head does."""
         self.reading = other.reading

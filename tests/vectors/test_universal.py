@@ -99,6 +99,8 @@ def test_patches_are_read_from_untrained_paths_too(target, grid, images, tmp_pat
     assert all(weight.grad is None for weight in module.target.backbone.parameters())
     again = exported_target(target, module.export(tmp_path))
     assert again.head.blocks == tuple(blocks) and again.head.read_out.tolist() == pytest.approx([0.5, 0.7, 2.0, -1.0])
+    again.head.scale_attributions(3.0)
+    torch.testing.assert_close(again.head.vectors(patches, 3 * paths), 3 * vectors, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="path_blocks needs module.reading=difference or blank_patch"):
         FixedHead(torch.eye(2), blocks=[0])
 
