@@ -2,7 +2,7 @@
 # `real` and `parts` need data/{imagenet_samples,imagenette,caltech,cats_vs_dogs,cifar10}; `transfers` needs `real` and `digits`.
 set -e
 DEIT="weights=deit_tiny_patch16_224.in1k.fp16.safetensors"
-W112="weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed data.num_workers=1"
+W112="weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed"
 TWO="trainer=ddp trainer.devices=2 data.batch_size=16"
 TASKS="cats_vs_dogs cifar10 caltech_12"
 DOMAINS=plain,inverted,coloured,small
@@ -36,7 +36,7 @@ real() { # of ViT-Tiny, or `real deit` of DeiT-Tiny: the same commands
     python train.py experiment=studies/vector task=$t name=${PREFIX}vector_$t $MODELS $OPTIONS
     python train.py experiment=studies/vector task=$t name=${PREFIX}moved_$t module.lambda_2=1.0 $MODELS $OPTIONS
   done
-  python eval.py experiment=studies/vectors name=vectors_real$SUFFIX trainer=ddp trainer.devices=2 $MODELS ${OPTIONS/data.num_workers=1/}
+  python eval.py experiment=studies/vectors name=vectors_real$SUFFIX trainer=ddp trainer.devices=2 $MODELS $OPTIONS
   CURVES="" # the sweeps of λ₂
   for t in $TASKS; do CURVES="$CURVES,$t:runs/${PREFIX}vector_$t/csv/version_0/metrics.csv"; done
   python eval.py experiment=eval_replot name=vectors_real$SUFFIX figures=lambdas "figures.lambdas.files={${CURVES:1}}"
