@@ -24,4 +24,4 @@ def test_a_model_is_found_and_explained_as_the_table_says(name):
     found, bound, methods, auto = ROWS[name]
     row = describe(name)
     assert (row.found, row.methods, row.auto) == (found, int(methods), auto)
-    assert row.difference <= 10 * float(bound) + 1e-6  # other machines round otherwise
+    assert row.difference <= 10 * float(bound) + 1e-5  # other machines round otherwise

@@ -80,7 +80,7 @@ def test_at_constant_length_the_functional_gives_the_cosine_itself(target, image
 @pytest.mark.parametrize("name", ["DecompX-PLUS", "GAE", "LeGrad", "GradECLIP", "DirectPaths", "MaskCLIP"])
 def test_a_text_is_explained_as_the_class_of_a_head_with_the_same_row(target, grid, images, name):
     head = TextHead(encode, PROJECTION)
-    texts = TextExplainer(posthoc.build(name, target, grid), head, WORDS, length="variable")
+    texts = TextExplainer(posthoc.build(name, target, grid), head, WORDS)
     zero_shot = TargetModel(without_head(target), head=head.head(WORDS)).eval()
     expected = posthoc.build(name, zero_shot, grid)(images, torch.tensor([0, 1, 2, 3, 4]))
     torch.testing.assert_close(texts(images, torch.tensor([0, 1, 2, 3, 4])), expected, rtol=1e-3, atol=1e-5)

@@ -96,7 +96,7 @@ def test_wandb_offline_has_one_table_and_one_figure_with_the_numbers_of_the_csv_
     monkeypatch.setenv("WANDB_MODE", "offline")
     csv = CSVLogger(tmp_path, "csv", version=0)
     module = build(**settings)
-    validate(module, logger=[csv, wandb_logger("project", "name", str(tmp_path))])
+    validate(module, logger=[csv, wandb_logger("project", "name", str(tmp_path), offline=True)])
     wandb.finish()
     (media,) = tmp_path.glob("wandb/offline-run-*/files/media")
     (table,), (figure,) = media.glob("table/sweep/points*.json"), media.glob("images/sweep/curves*.png")
