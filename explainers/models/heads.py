@@ -211,18 +211,20 @@ class ProjectedHead(nn.Module):
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Compute logits (..., K) from embeddings of images (..., D)."""
-        logits = self.scale * F.linear(self.project(embeddings, self.normalise), self.weight)
-        return logits if self.bias is None else logits + self.bias
+        return self._compare(self.project(embeddings, self.normalise))
 
     def at_constant_length(self, embeddings: Tensor) -> Tensor:
         """Compute logits whose gradients leave the length by which embeddings are divided as it is.
 
         A patch is explained by its share of the embedding, and not by how it changes the length of the sum.
         """
-        if not self.normalise:
-            return self(embeddings)
         projected = self.project(embeddings, False)
-        logits = self.scale * F.linear(projected / projected.norm(dim=-1, keepdim=True).detach(), self.weight)
+        if self.normalise:
+            projected = projected / projected.norm(dim=-1, keepdim=True).detach()
+        return self._compare(projected)
+
+    def _compare(self, projected: Tensor) -> Tensor:
+        logits = self.scale * F.linear(projected, self.weight)
         return logits if self.bias is None else logits + self.bias
 
     def directions(self) -> Tensor:

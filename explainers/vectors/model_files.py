@@ -135,10 +135,8 @@ def read_head(paths: Sequence[str]) -> FixedHead:
                 f" {reading} in {path}: train them with one module.reading and module.path_blocks"
             )
     first.patch_scale.copy_(torch.stack([head.patch_scale for head in heads]).mean())
-    if first.read_out is not None:
-        first.read_paths(
-            first.blocks, torch.stack([head.read_out for head in heads if head.read_out is not None]).mean(0)
-        )
+    weights: list[torch.Tensor] = [head.read_out for head in heads if head.read_out is not None]
+    first.read_paths(first.blocks, torch.stack(weights).mean(0) if weights else None)
     return first
 
 
