@@ -200,9 +200,23 @@ def shorten(said):
     return "as it is"
 
 
+def family(name):
+    """The library of a model, with the space behind it; nothing for a model of no library."""
+    return next((library for library in ("timm ", "torchvision ", "transformers ") if name.startswith(library)), "")
+
+
+def print_table():
+    """Print one row for all models of a library that are found and explained alike."""
+    alike = {}
+    for name in HELD:
+        row = describe(name)
+        alike.setdefault((family(name), row.found, row.methods, row.auto), {})[name] = row.difference
+    print("| Models as held | Found as | Outputs differ by at most | Methods | `auto` |\n|---|---|---:|---:|---|")
+    for (library, found, methods, auto), differences in alike.items():
+        most = max(differences.values())
+        names = library + "; ".join(name.removeprefix(library) for name in differences)
+        print(f"| {names} | {found} | {f'1e{math.ceil(math.log10(most))}' if most else '0'} | {methods} | {auto} |")
+
+
 if __name__ == "__main__":
-    print("| Model as held | Found as | Outputs differ by at most | Methods | `auto` |\n|---|---|---:|---:|---|")
-    for held in HELD:
-        row = describe(held)
-        bound = f"1e{math.ceil(math.log10(row.difference))}" if row.difference else "0"
-        print("|", " | ".join([held, row.found, bound, str(row.methods), row.auto]), "|", flush=True)
+    print_table()
