@@ -23,7 +23,7 @@ from explainers.posthoc.soft_masks import patch_means, score_soft_masks, weighte
 from explainers.refinement import Refinement, refine
 from explainers.refinement.coalitions import weigh_pairs
 from explainers.refinement.fit import fit_pairs
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import fit_shapley
 

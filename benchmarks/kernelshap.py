@@ -31,7 +31,7 @@ from explainers.masking import PatchGrid
 from explainers.metrics.agreement import spearman
 from explainers.models import TargetModel
 from explainers.report.tables import markdown
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.saved.records import versions
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import KernelSHAP

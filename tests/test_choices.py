@@ -41,7 +41,7 @@ from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import label_methods
 from explainers.results import read_results
 from explainers.results.file import list_explainers
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss
 from explainers.vectors import ExplainabilityVector, exported_target

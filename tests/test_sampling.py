@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from explainers import sampling
-from explainers.sampling import random_patches, stream, uniform
+from explainers.runtime import sampling
+from explainers.runtime.sampling import random_patches, stream, uniform
 
 
 def chi_square(values, bins):

@@ -20,7 +20,7 @@ from explainers.models import TargetModel
 from explainers.report.figures import require
 from explainers.report.labels import make_title
 from explainers.results.reading import Results
-from explainers.sampling import random_patches, stream, uniform
+from explainers.runtime.sampling import random_patches, stream, uniform
 
 
 def random_subsets(index: Tensor, patches: Tensor, near: Tensor, count: int, seed: int) -> Tensor:

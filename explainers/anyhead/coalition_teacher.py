@@ -13,7 +13,7 @@ from explainers.models import TargetModel
 from explainers.models.removal import check_removal, masked_outputs
 from explainers.posthoc import build
 from explainers.refinement.coalitions import NOISE, POWER, TEMPERATURE, rank_coalitions, region_coalitions
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights
 from explainers.shapley.shapley import make_efficient

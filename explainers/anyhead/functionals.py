@@ -16,7 +16,7 @@ from explainers.models.functionals import choose_temperature, class_rows, score_
 from explainers.models.heads import NoHead
 from explainers.models.names import readable_names
 from explainers.refinement.coalitions import TEMPERATURE
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 from explainers.saved.identity import Identity, weights_hash
 from explainers.text.encoders import TEMPLATES
 from explainers.text.heads import TextHead, clip_text_head

@@ -11,7 +11,7 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows
 from explainers.posthoc import build
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.training.sources import MeanLoss
 

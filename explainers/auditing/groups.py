@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from explainers.auditing.evidence import Evidence, functionals
 from explainers.errors import InputError, check_positive, needs
 from explainers.models import TargetModel
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 FEWEST = 10
 """Images of a class, and patches of them with evidence for it, below which they are not grouped."""

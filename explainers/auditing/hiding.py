@@ -12,7 +12,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.removal import masked_outputs
 from explainers.models.scores import log_odds
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 DRAWS = 3
 """Random sets of other patches of each image."""

@@ -19,7 +19,7 @@ from explainers.models.heads import ProjectedHead, save_head
 from explainers.models.removal import masked_outputs
 from explainers.runtime.modes import finest_dtype
 from explainers.runtime.progress import advance, show_passes
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 from explainers.saved.identity import Identity
 
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

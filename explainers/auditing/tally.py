@@ -12,7 +12,7 @@ from explainers.auditing.evidence import Evidence, functionals
 from explainers.auditing.groups import Centres, Store, assign
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 PRESENT = 3
 """An image has a group if at least so many of its stored patches belong to it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from explainers.errors import check_range
 from explainers.metrics.means import MeanOfImages
-from explainers.sampling import random_patches
+from explainers.runtime.sampling import random_patches
 
 FRACTIONS = 0.1, 0.3, 0.5, 0.7, 0.9  # default sizes of the removed subsets, as fractions of all patches
 SUBSETS = 0x5E75  # default seed of the removed subsets

@@ -10,7 +10,7 @@ from explainers.masking import level_sizes, select_most_important
 from explainers.metrics.curves import CURVES, QUANTITIES, TOP, Curve
 from explainers.metrics.means import PerImage, moments
 from explainers.models.scores import Score, log_probabilities, scale_logits
-from explainers.sampling import random_patches
+from explainers.runtime.sampling import random_patches
 
 TIES = 0x7E5  # seed of the order of patches with equal scores
 

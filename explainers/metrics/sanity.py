@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, check_positive
 from explainers.metrics.agreement import rank_correlation
 from explainers.metrics.means import MeanOfImages
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 NOISE = 0xA015E  # seed of the noise; draw s uses the seed `NOISE` + s
 

@@ -11,7 +11,7 @@ from explainers.models import TargetModel
 from explainers.posthoc.masks import MaskMethod
 from explainers.posthoc.soft_masks import patch_means
 from explainers.runtime.modes import finest_dtype, keep_random_state, to_float64
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 
 def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lasso: bool = False) -> Tensor:

@@ -29,7 +29,7 @@ from explainers.posthoc.soft_masks import (
     weighted_sums,
 )
 from explainers.runtime.modes import finest_dtype
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 
 class MaskMethod(nn.Module):

@@ -21,7 +21,7 @@ from explainers.models.gradients import check_gradients, compute_gradient, no_gr
 from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
 from explainers.runtime.progress import advance
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 """See the argument `points` of `mean_gradients`."""

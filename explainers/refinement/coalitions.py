@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError, check_integers, check_positive, checks_choices
 from explainers.runtime.modes import to_float64
-from explainers.sampling import stream, uniform
+from explainers.runtime.sampling import stream, uniform
 from explainers.shapley.coalition_draws import check_coalitions, shapley_coalitions, shapley_weights
 
 Draw = Literal["ranking", "regions", "shapley"]

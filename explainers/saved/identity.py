@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 Identity = dict[str, Any]
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 
 def random_coalitions(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:

@@ -10,7 +10,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.removal import masked_outputs
 from explainers.models.scores import check_probabilities, log_probabilities
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions
 

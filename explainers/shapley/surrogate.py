@@ -12,7 +12,7 @@ from explainers.masking import PatchGrid, mask_pixels
 from explainers.metrics.means import Ratios
 from explainers.models import TargetModel
 from explainers.models.fetching import save_target
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.shapley.coalition_draws import random_coalitions
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.training_module import TrainingModule

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from explainers.errors import InputError
 from explainers.metrics.means import Ratios
-from explainers.sampling import stream, uniform
+from explainers.runtime.sampling import stream, uniform
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import check_finite, check_identity, first_not_finite
 from explainers.training.network_explainer import NetworkExplainer, gather_processes

@@ -12,7 +12,7 @@ from explainers.masking import PatchGrid, check_hops, masked_forward, neighbourh
 from explainers.models import TargetModel
 from explainers.models.scores import Score as Outputs
 from explainers.models.scores import check_probabilities, log_probabilities
-from explainers.sampling import random_patches, stream, uniform
+from explainers.runtime.sampling import random_patches, stream, uniform
 from explainers.saved.identity import Identity, recipe
 from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
 from explainers.training.sources import MeanLoss, network_inputs

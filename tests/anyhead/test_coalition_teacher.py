@@ -19,7 +19,7 @@ from explainers.models import TargetModel
 from explainers.models.functionals import score_functionals
 from explainers.posthoc import build
 from explainers.refinement.coalitions import region_coalitions
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.shapley import make_efficient
 from explainers.training.sources import Features, complete

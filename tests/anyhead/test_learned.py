@@ -14,7 +14,7 @@ from explainers.anyhead.coalition_teacher import RANKED_BY
 from explainers.anyhead.functionals import FunctionalSampler, build_vocabulary, nearest_others
 from explainers.errors import InputError
 from explainers.posthoc import build
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.text import TextHead
 from explainers.training.sources import Features, complete
 

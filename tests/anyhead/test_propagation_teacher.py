@@ -10,7 +10,7 @@ from explainers.anyhead import PropagationTeacher
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import attribution_loss
 from explainers.errors import InputError
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 
 METHODS = ["DecompX-PLUS", "AttnLRP-SkipPLUS", "LibraFullGrad-PLUS", "XGradCAM"]
 TARGETS = ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from benchmarks.papers.approximation import TwoPointStudy, correlations, gains, random_subsets
 from datamodules.digits import Digits
 from explainers.masking import neighbourhoods
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.tve.oracle import Oracle
 
 

@@ -24,7 +24,7 @@ from explainers.posthoc.pixel_gradients import (
     mean_gradients,
 )
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
-from explainers.sampling import uniform
+from explainers.runtime.sampling import uniform
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
-from explainers.sampling import stream
+from explainers.runtime.sampling import stream
 from explainers.shapley.coalition_draws import random_coalitions
 from explainers.shapley.networks import LightShapleyNetwork
 from explainers.shapley.shapley import Shapley
