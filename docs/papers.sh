@@ -46,7 +46,7 @@ tve() {
   python train.py experiment=linear_head data=cats_vs_dogs data.limit.train=1000 data.limit.val=200 $W_TINY
   python eval.py experiment=papers/tve explainers@explainers.tve=tve '~explainers.vit_shapley' 'tasks=[imagenette,cats_vs_dogs]' evaluation.levels=11 \
     evaluation.chunk_size=64 tasks.imagenette.data.limit.test=30 tasks.cats_vs_dogs.data.limit.test=30 $W_TINY trainer.precision=bf16-mixed
-  python eval.py experiment=eval_replot results.files=[docs/results/tve_imagenette.json,docs/results/tve_cats_vs_dogs.json] figures=[curves,bars]
+  python eval.py name=replot results.files=[docs/results/tve_imagenette.json,docs/results/tve_cats_vs_dogs.json] figures=[curves,bars]
   python benchmarks/explain.py --baselines --target vit_tiny --skip shared --skip paper --skip oracle --rounds 1 --batch-size 2 --tasks 1 --threads 1 --precision bf16
 }
 
@@ -54,11 +54,11 @@ skipplus() {
   python eval.py experiment=papers/skipplus $W_TINY tasks.imagenet_val.data.test.limit=50 evaluation.levels=6 name=skipplus \
     'methods=[AttentionRollout,AttIN-SkipPLUS,GlobEnc-Rollout,GlobEnc-SkipPLUS,ALTI-Rollout,{ALTI-Rollout:{sum_to:block}},ALTI-SkipPLUS,DecompX,DecompX-PLUS,DecompX-SkipPLUS,TokenGradient,TokenGradient-SkipPLUS,AttentionGradient,AttentionGradient-SkipPLUS,GAE,GradSAM,GenAtt-SkipPLUS,FullGrad,FullGrad-SkipPLUS,InputXGradient,CAT,InputXGradient-SkipPLUS,AttCAT,AttIxG-SkipPLUS,{GradCAM:{relu:false,tokens:input}},GradCAM-SkipPLUS,XGradCAMPlus-SkipPLUS,XGradCAM-SkipPLUS,GradCAMPlusPlus-SkipPLUS,{HiResCAM:{layer:-2,tokens:input}},ElementWiseCAM-SkipPLUS,LayerCAM-SkipPLUS,AttentionGradCAM]'
   python eval.py experiment=papers/skipplus $W_TINY tasks=[ecssd] evaluation.classes=predicted evaluation.curves=[] figures=[] tasks.ecssd.data.test.limit=50 name=skipplus_ecssd
-  python eval.py experiment=eval_replot results.files=[docs/results/skipplus.json] differences=DecompX-SkipPLUS figures=[radar] name=skipplus_radar \
+  python eval.py results.files=[docs/results/skipplus.json] differences=DecompX-SkipPLUS figures=[radar] name=skipplus_radar \
     figures.radar.explainers=[chance,ALTI-SkipPLUS,AttCAT,GAE,InputXGradient-SkipPLUS,FullGrad-SkipPLUS,GradCAM-SkipPLUS,DecompX-SkipPLUS]
   python eval.py experiment=papers/skipplus $W_TINY tasks.imagenet_val.data.test.limit=50 evaluation.levels=6 explainers=[] figures=[cutoff] name=skipplus_cutoff \
     'methods=[{DecompX-PLUS:{start:[0,1,2,3,4,5,6,7,8,9,10,11]}},{AttIxG-PLUS:{start:[0,1,2,3,4,5,6,7,8,9,10,11]}}]'
-  python eval.py experiment=eval_replot figures=[cutoff] results.files=[docs/results/skipplus_cutoff.json] name=skipplus_cutoff_again
+  python eval.py figures=[cutoff] results.files=[docs/results/skipplus_cutoff.json] name=skipplus_cutoff_again
   python eval.py experiment=explain $W_TINY data.root=photos/ 'pictures.classes=[espresso,Egyptian cat]' name=skipplus_classes \
     'methods=[{DecompX:{layer:[0,3,6,9]}},DecompX-SkipPLUS,AttIxG-PLUS,InputXGradient-SkipPLUS,GAE,{GradCAM:{relu:false,tokens:input}}]'
 }
@@ -66,7 +66,7 @@ skipplus() {
 tokentm() {
   python eval.py experiment=papers/tokentm $W_TINY trainer.precision=bf16-mixed tasks=[imagenet_val] tasks.imagenet_val.data.test.limit=50 name=tokentm
   python eval.py experiment=papers/tokentm $W_TINY tasks=[ecssd] evaluation.curves=[] ~figures tasks.ecssd.data.test.limit=50 name=tokentm_ecssd
-  python eval.py experiment=eval_replot results.files=[docs/results/tokentm.json,docs/results/tokentm_ecssd.json] ~figures name=tokentm_again
+  python eval.py results.files=[docs/results/tokentm.json,docs/results/tokentm_ecssd.json] ~figures name=tokentm_again
 }
 
 vit_cx() {
@@ -74,7 +74,7 @@ vit_cx() {
     'methods=[ViTCX,{ViTCX:{delta:0}},{ViTCX:{random:100}},{ViTCX:{sigma:0}},{ViTCX:{combine:sum}},{ViTCX:{sigma:0,combine:sum}},{ViTCX:{features:norm,released:true}},AttentionRollout,PartialLRP,TransformerAttribution,GAE,{TAM:{steps:10}},{RISE:{masks:100}},{GradCAM:{relu:false,tokens:input}},{IntegratedGradients:{steps:10}},{SmoothGrad:{samples:10}}]'
   python eval.py experiment=papers/vit_cx $W_TINY trainer.precision=bf16-mixed explainers=[] evaluation.curves=[] ~figures tasks.imagenet_val.data.test.limit=50 \
     name=vit_cx_coverage 'evaluation.reference=ViTCX\(combine\=coverage\)' 'methods=[ViTCX,{ViTCX:{combine:sum}},{ViTCX:{combine:coverage}}]'
-  python eval.py experiment=eval_replot results.files=[docs/results/vit_cx.json] figures=[bars] reference=paper name=vit_cx_again
+  python eval.py results.files=[docs/results/vit_cx.json] figures=[bars] reference=paper name=vit_cx_again
 }
 
 masks() {

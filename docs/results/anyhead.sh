@@ -10,7 +10,7 @@ train() { # the explainer that is shipped, and the heads of the other tasks
 
 tasks() {
   python eval.py experiment=studies/anyhead trainer=ddp trainer.devices=2 $W
-  python eval.py experiment=eval_replot results.files=[docs/results/anyhead.json] figures=[curves] differences=AttnLRP-PLUS name=anyhead_replot
+  python eval.py results.files=[docs/results/anyhead.json] figures=[curves] differences=AttnLRP-PLUS name=anyhead_replot
 }
 
 deit() { # heads as in `train`; both results differ in the temperature alone

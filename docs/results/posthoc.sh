@@ -19,9 +19,9 @@ pairs() {
 }
 
 tables() {
-  python eval.py experiment=eval_replot figures=[ranking] name=posthoc_all results.files=[docs/results/posthoc.json]
-  python eval.py experiment=eval_replot name=posthoc_drop results.files=[docs/results/posthoc_drop.json]
-  python eval.py experiment=eval_replot name=posthoc_pairs_again results.files=[docs/results/posthoc_pairs.json] differences=DecompX-PLUS figures=[radar]
+  python eval.py figures=[ranking] name=posthoc_all results.files=[docs/results/posthoc.json]
+  python eval.py name=posthoc_drop results.files=[docs/results/posthoc_drop.json]
+  python eval.py name=posthoc_pairs_again results.files=[docs/results/posthoc_pairs.json] differences=DecompX-PLUS figures=[radar]
 }
 
 corners() {

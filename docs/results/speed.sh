@@ -4,7 +4,7 @@ set -e
 tve() {
   python benchmarks/explain.py --threads 1 --precision bf16 --rounds 3 --output runs/explain.json
   python benchmarks/explain.py --threads 1 --precision bf16 --rounds 3 --target vit_base --skip oracle --tasks 1
-  python eval.py experiment=eval_replot figures=[throughput,cost] figures.throughput.file=docs/results/speed.json figures.cost.file=docs/results/speed.json
+  python eval.py name=replot results.files=[] figures=[throughput,cost] figures.throughput.file=docs/results/speed.json figures.cost.file=docs/results/speed.json
 }
 
 anyhead() {

@@ -11,7 +11,7 @@ transfer() {
   python eval.py experiment=papers/tve name=transfer explainers@explainers.tve=tve 'explainers=[chance,oracle]' '~explainers.kernel_shap' methods=[] \
     evaluation.reference=oracle evaluation.levels=11 'tasks=[imagenet_val,imagenette,cats_vs_dogs,cifar10]' tasks.imagenet_val.data.test.limit=50 \
     tasks.imagenette.data.limit.test=100 tasks.cats_vs_dogs.data.limit.test=100 tasks.cifar10.data.limit.test=100 $W
-  python eval.py experiment=eval_replot results.files=[docs/results/transfer.json] \
+  python eval.py name=replot results.files=[docs/results/transfer.json] \
     figures=[curves,bars,ablation] figures.ablation.explainers=[tve_untrained,tve_hg,tve]
   # Surrogate and FastSHAP, with far too few images
   python train.py experiment=surrogate data.train.limit=500 data.val.limit=50 trainer.max_epochs=2 $W
@@ -27,7 +27,7 @@ finetuned() { # after `transfer`, and for AnyHead anyhead.sh train
     python train.py experiment=tve_finetune data.train.limit=1000 data.val.limit=50 $T
     python train.py experiment=tve_finetune explainer.weights=null arm=from_scratch data.train.limit=1000 data.val.limit=50 $T
     python eval.py experiment=papers/tve_finetuned $T
-    python eval.py experiment=eval_replot name=losses_$task figures=losses \
+    python eval.py results.files=[] name=losses_$task figures=losses \
       figures.losses.files="{LFScratch:runs/tve_from_scratch_${task}_vit_tiny/csv/version_0/metrics.csv,TVE-FT:runs/tve_finetune_${task}_vit_tiny/csv/version_0/metrics.csv}"
   done
   python train.py experiment=anyhead name=anyhead_finetune_cats_vs_dogs data.root=data/cats_vs_dogs data.val.limit=100 weights=runs/cats_vs_dogs_vit_tiny/target.safetensors \
@@ -35,7 +35,7 @@ finetuned() { # after `transfer`, and for AnyHead anyhead.sh train
     module.loss.fit=regions module.loss.removals=[zero,black] module.optimizer.lr=1e-3 trainer.max_epochs=1 trainer.gradient_clip_val=null
   python eval.py experiment=papers/tve_finetuned task=cats_vs_dogs target.model.num_classes=2 data_dir=data 'methods=[DecompX-PLUS]' \
     '~explainers.lfscratch' '~explainers.tve_pt' '~explainers.tve_ft'
-  python eval.py experiment=eval_replot results.files=[docs/results/finetuned_imagenette.json] figures=[curves] # likewise finetuned_cats_vs_dogs, finetuned_anyhead
+  python eval.py name=replot results.files=[docs/results/finetuned_imagenette.json] figures=[curves] # likewise finetuned_cats_vs_dogs, finetuned_anyhead
 }
 
 networks() {
@@ -52,7 +52,7 @@ networks() {
     explainers.tve_paper.hops=[1] explainers.tve_shared.hops=[1] explainers.tve_shared.network.shared_trunk=true evaluation.levels=21 \
     tasks.odd.data.scraps=4 tasks.five_or_more.data.scraps=4 tasks.loop.data.scraps=4 \
     tasks.odd.data.size.test=200 tasks.five_or_more.data.size.test=200 tasks.loop.data.size.test=200
-  python eval.py experiment=eval_replot results.files=[docs/results/networks.json] name=networks
+  python eval.py results.files=[docs/results/networks.json] name=networks
 }
 
 parts() { # after `transfer`, on the same 50 images and meta-attributions
@@ -70,10 +70,10 @@ parts() { # after `transfer`, on the same 50 images and meta-attributions
 }
 
 theory() { # after `transfer`
-  python eval.py experiment=eval_replot name=theorem1 figures=theorem1 figures.theorem1.file=runs/tve_vit_tiny/csv/version_0/metrics.csv
+  python eval.py results.files=[] name=theorem1 figures=theorem1 figures.theorem1.file=runs/tve_vit_tiny/csv/version_0/metrics.csv
   python eval.py name=eval_two_point crop_fraction=0.875 target=vit_tiny tasks=[imagenet_val] explainers=[] metrics=two_point figures=approximation \
     evaluation.chunk_size=64 'tasks.imagenet_val.data={num_workers:1,eval_batch_size:4,test:{limit:16}}' $W
-  python eval.py experiment=eval_replot name=two_point results.files=[docs/results/two_point.json] figures=[approximation]
+  python eval.py name=two_point results.files=[docs/results/two_point.json] figures=[approximation]
 }
 
 "$1"

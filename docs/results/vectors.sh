@@ -39,7 +39,7 @@ real() { # of ViT-Tiny, or `real deit` of DeiT-Tiny: the same commands
   python eval.py experiment=studies/vectors name=vectors_real$SUFFIX trainer=ddp trainer.devices=2 $MODELS $OPTIONS
   CURVES="" # the sweeps of λ₂
   for t in $TASKS; do CURVES="$CURVES,$t:runs/${PREFIX}vector_$t/csv/version_0/metrics.csv"; done
-  python eval.py experiment=eval_replot name=vectors_real$SUFFIX figures=lambdas "figures.lambdas.files={${CURVES:1}}"
+  python eval.py results.files=[] name=vectors_real$SUFFIX figures=lambdas "figures.lambdas.files={${CURVES:1}}"
 }
 
 parts() {
@@ -85,7 +85,7 @@ transfers() {
         module.predicting=runs/${s}_predicting/model.safetensors $W112
     done
   done
-  python eval.py experiment=eval_replot name=vectors_similarity figures=similarity figures.similarity.folder=runs/transfers
+  python eval.py results.files=[] name=vectors_similarity figures=similarity figures.similarity.folder=runs/transfers
   sum_of plain inverted coloured small
   sum_of inverted plain coloured small
   sum_of coloured plain inverted small

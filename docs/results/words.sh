@@ -8,7 +8,7 @@ texts() {
   python eval.py experiment=studies/text $W explainers.anyhead.weights=$A tasks=[ecssd] ~tasks.imagenet_val tasks.ecssd.data.num_workers=1 \
     tasks.ecssd.data.eval_batch_size=10 evaluation.classes=predicted name=eval_text_ecssd
   python eval.py experiment=studies/text_score $W explainers.anyhead.weights=$A trainer.precision=bf16-mixed
-  python eval.py experiment=eval_replot 'results.files=[docs/results/text.json,docs/results/text_ecssd.json]' 'figures=[]' differences=anyhead_other_text
+  python eval.py name=replot 'results.files=[docs/results/text.json,docs/results/text_ecssd.json]' 'figures=[]' differences=anyhead_other_text
 }
 
 likeness() {

@@ -319,7 +319,7 @@ def test_an_evaluation_goes_on_where_it_stopped(evaluated, capsys, monkeypatch):
 @pytest.mark.slow
 def test_tables_and_figures_are_drawn_again_without_a_model(evaluated, no_model, tmp_path, capsys):
     files = f"results.files=[{evaluated / 'results.json'}]"
-    evaluate_command("experiment=eval_replot", files, "reference=paper", "figures=[bars,ablation]", folder=tmp_path)
+    evaluate_command(files, "reference=paper", "figures=[bars,ablation]", folder=tmp_path)
     assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("bars", "ablation"))
     assert "reference: the paper has values of ViT-Base for " in capsys.readouterr().out
     assert "Fidelity" in (tmp_path / "table.md").read_text() and "tabular" in (tmp_path / "table.tex").read_text()
@@ -329,13 +329,13 @@ def test_tables_and_figures_are_drawn_again_without_a_model(evaluated, no_model,
 def test_figures_of_training_runs_need_no_results(no_model, tmp_path):
     (tmp_path / "metrics.csv").write_text("step,train/loss\n9,3.0\n19,2.0\n")
     files = f"figures.losses.files={{one: {tmp_path / 'metrics.csv'}}}"
-    evaluate_command("experiment=eval_replot", "figures=losses", files, folder=tmp_path)
+    evaluate_command("results.files=[]", "figures=losses", files, folder=tmp_path)
     assert (tmp_path / "losses.png").exists() and not (tmp_path / "table.md").exists()
 
 
 def test_without_files_the_way_to_give_some_is_told(no_model, tmp_path):
     with pytest.raises(SystemExit, match="error: nothing to draw: .*results.files"):
-        evaluate_command("experiment=eval_replot", folder=tmp_path)
+        evaluate_command("results.files=[]", folder=tmp_path)
 
 
 def test_self_explaining_models_are_compared_with_the_reference_and_classify(target, grid, digits):

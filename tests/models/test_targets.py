@@ -90,7 +90,7 @@ def test_data_sets_show_what_the_target_was_trained_to_see(name, tmp_path):
 
 def test_experiments_keep_the_crops_of_their_numbers(tmp_path):
     """Those without photos, and `explain`, which shows what the target sees, need none."""
-    without = {"demo", "explain.yaml", "eval_replot.yaml", "vectors_digits.yaml"}
+    without = {"demo", "explain.yaml", "vectors_digits.yaml"}
     for path in (ROOT / "configs/experiment").rglob("*.yaml"):
         stated = OmegaConf.load(path).get("crop_fraction")
         assert stated == (None if without & {path.name, path.parent.name} else 0.875), path

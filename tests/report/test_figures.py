@@ -347,7 +347,7 @@ def test_cost_is_drawn_in_the_order_of_the_number_of_tasks(benchmark):
 
 def test_every_option_of_the_figures_composes_and_fits_its_function(tmp_path):
     options = ["default", *named_options("figures")]
-    cfg = composed("experiment=eval_replot", f"figures=[{','.join(options)}]", folder=tmp_path, config="eval")
+    cfg = composed(f"figures=[{','.join(options)}]", folder=tmp_path, config="eval")
     assert len(cfg.figures) == len(options) - 1  # all but the default, which is two others
     for node in cfg.figures.values():
         inspect.signature(get_method(node["_target_"])).bind(**{key: None for key in node if key != "_target_"})

@@ -48,7 +48,7 @@ def test_names_of_tasks_and_explainers_write_nowhere_else(tmp_path):
     results, out = received(tmp_path / "in", tasks, explainers), tmp_path / "some" / "where" / "out"
     before = files(tmp_path)
     out.mkdir(parents=True)
-    replot = ("experiment=eval_replot", f"results.files=[{results}]", "overlays=true", "figures=[bars]", *QUIET)
+    replot = (f"results.files=[{results}]", "overlays=true", "figures=[bars]", *QUIET)
     evaluate(*replot, folder=out)
     written = files(tmp_path) - before
     assert {path.parts[:3] for path in written} == {("some", "where", "out")}
