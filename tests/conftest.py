@@ -28,6 +28,22 @@ VITS = {
 TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 
 
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="no slow tests, and of each test its first parameters")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Choose the tests of `--quick`."""
+    if not config.getoption("quick"):
+        return
+    chosen = {}
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            chosen.setdefault((item.path, getattr(item, "originalname", None) or item.name), item)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen.values()])
+    items[:] = chosen.values()
+
+
 def pytest_unconfigure(config):
     """Print last what could not be tested, and why."""
     if reporter := config.pluginmanager.get_plugin("terminalreporter"):

@@ -92,6 +92,7 @@ def test_an_image_gives_a_line_and_a_picture(run, folder, weights):
     assert smooth.size == sharp.size and smooth.tobytes() != sharp.tobytes()
 
 
+@pytest.mark.slow
 def test_programs_read_objects_heatmaps_and_a_manifest(run, folder, weights):
     (folder / "names.txt").write_text("\n".join(f"number {index}" for index in range(1000)))
     (folder / "photos/broken.png").write_text("no image")
@@ -128,6 +129,7 @@ def test_a_comparison_is_an_object_with_both_heatmaps(run, folder, weights):
     assert json.loads((folder / "manifest.json").read_text())["explanations"] == [described]
 
 
+@pytest.mark.slow
 def test_all_images_below_a_folder_but_no_earlier_pictures(run, folder):
     before = {name: (folder / name).read_bytes() for name in written(folder)}
     for _ in range(2):
@@ -170,6 +172,7 @@ def text_head(monkeypatch):
     monkeypatch.setattr(session, "find_text_head", lambda target, _=None: head)
 
 
+@pytest.mark.slow
 @pytest.mark.situation(26)
 def test_twelve_bits_need_the_value_of_white(run, folder):
     Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save("xray.png")
@@ -183,6 +186,7 @@ def test_twelve_bits_need_the_value_of_white(run, folder):
     assert status == 1 and errors == ["explainers: bands=(2, 1, 0): the model has 3 channels: leave it out"]
 
 
+@pytest.mark.slow
 def test_texts_in_files_named_after_them(run, folder, text_head):
     words = ["--text", "a cat", "a/dog", "--against", "a bird", "--method", "GAE"]
     status, lines, errors = run("explain", "cat.jpg", "photos", *words)
@@ -198,6 +202,7 @@ def test_texts_in_files_named_after_them(run, folder, text_head):
     assert "cat_GAE_fur.png" in written(folder / "explained")
 
 
+@pytest.mark.slow
 def test_comparisons_and_the_nearest_images(run, folder):
     status, lines, _ = run("explain", "cat.jpg", "--similar-to", "photos/dog.png", "--method", "DirectPaths")
     assert status == 0
@@ -221,6 +226,7 @@ def test_a_broken_image_does_not_stop_the_others(run, folder):
     assert len(errors) == 1 and errors[0].startswith("explainers: a.jpg: ")
 
 
+@pytest.mark.slow
 def test_photos_are_explained_in_batches_but_one_by_one_by_slow_methods_and_where_one_cannot_be(run, monkeypatch):
     explain, sizes = Session.explain_batch, []
 

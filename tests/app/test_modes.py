@@ -61,6 +61,7 @@ def test_methods_for_gradients_of_stages_are_found_without_gradients():
         assert "Saliency" in posthoc.methods_for(as_target(CNN, mean=0.5, std=0.5, image_size=32))
 
 
+@pytest.mark.slow
 @pytest.mark.situation(34)
 def test_eight_threads_share_a_model_while_others_load_one():
     target = timm_model(as_target=True)

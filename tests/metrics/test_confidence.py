@@ -122,6 +122,7 @@ def slow(target, explain, image):
     return numbers | {"arcc": statistics.harmonic_mean(parts)}
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_the_numbers_of_loops(target, grid, images):
     explainers = {"planted": Planted(), "gae": GAE(target, grid)}
     settings = Evaluation(grid, curves=[], probes=PROBES, localization=[], chunk_size=7)

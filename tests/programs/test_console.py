@@ -88,6 +88,7 @@ def test_a_batch_that_takes_minutes_counts_its_forward_passes(clock, capsys, mak
     assert told[7] == "digits: 0.5294 of 2 batches (26 %), 907 s/batch, 22:13 left"
 
 
+@pytest.mark.slow
 def test_caching_and_hashing_say_how_far_they_are(clock, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("explainers.saved.files._hash", lambda path: setattr(clock, "now", clock.now + 31) or "hash")
     for name in "ab":

@@ -76,6 +76,7 @@ def limit_files_when_imported():
     program.quiet_libraries = limited
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_no_half_a_file(tmp_path):
     """A limit of the size of files stands for the full disk."""
     folder = tmp_path / "run"

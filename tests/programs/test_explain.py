@@ -64,6 +64,7 @@ def test_every_photo_that_can_be_read_has_a_picture_of_each_explainer(explained)
         assert min(Image.open(path).size) > 448
 
 
+@pytest.mark.slow
 def test_the_gallery_shows_them_with_the_model_s_classes(explained):
     page = (explained / "gallery.html").read_text()
     assert all(f'"name":"{kind}.' in page for kind in KINDS if kind.isascii()) and '"class 3"' in page
@@ -72,6 +73,7 @@ def test_the_gallery_shows_them_with_the_model_s_classes(explained):
     assert row["forward_passes"] == 1 and "fidelity_plus" not in row and "accuracy" not in row
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_counted_and_named(explained):
     warned = (explained / "warned").read_text()
     assert (
@@ -84,6 +86,7 @@ def test_what_is_left_out_is_counted_and_named(explained):
     assert json.loads((explained / "results.json").read_text())["identity"]["photos"]["images"] == 13
 
 
+@pytest.mark.slow
 def test_a_single_image_and_the_next_photos_take_the_place_of_the_earlier_ones(photos, tmp_path):
     for name in ("grey.jpg", "modern.avif"):
         evaluate(*EXPLAIN, f"data.root={photos / name}", "methods=[Chance]", folder=tmp_path)

@@ -105,6 +105,7 @@ def test_a_target_is_built_and_its_blocks_are_read(add_files, compose):
     assert run("target")["logits"].shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_any_model_is_explained_and_viewed_by_captum():
     names = run("any_model")
     assert names["heatmaps"].shape == (2, 10, 10) and names["heatmaps"].isfinite().all()
@@ -126,6 +127,7 @@ def test_an_explanation_is_refined(monkeypatch):
     assert names["task"].heatmaps.shape == names["task"].errors.shape == (1, 2, 14, 14)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_texts_and_likeness_are_explained(tmp_path, monkeypatch):
     """By a small CLIP with random weights."""

@@ -47,6 +47,7 @@ def test_a_head_of_two_classes_is_refused_for_three_folders_and_for_two_others(i
 OWN_HEAD = ("target.model.num_classes=2",)
 
 
+@pytest.mark.slow
 def test_edited_images_and_swapped_labels_are_measured_again_and_moved_ones_are_not(images, tmp_path, capsys):
     shutil.copytree(images, data := tmp_path / "images")
     command = (*OWN_HEAD, f"data_dir={data}")

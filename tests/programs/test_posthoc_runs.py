@@ -32,6 +32,7 @@ def test_methods_are_rows_beside_the_explainers_and_belong_to_the_settings(tmp_p
     assert all(content["results"]["digits"][name] == row for name, row in rows.items())
 
 
+@pytest.mark.slow
 def test_a_method_that_the_target_cannot_have_is_refused_before_anything_is_measured(tmp_path):
     with pytest.raises(SystemExit, match="expected a transformer with blocks of attention and MLP"):
         evaluate(*TINY, *DIGITS, *RESNET, "methods=[GAE]", folder=tmp_path)

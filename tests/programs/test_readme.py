@@ -87,6 +87,7 @@ def test_the_program_of_the_readme_runs(random_weights, tmp_path, monkeypatch):
     assert Image.open("cat.png").size == Image.open("espresso.png").size
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_programs_of_the_library_page_run(random_weights, tmp_path, monkeypatch):
     """Of a backbone with random weights, which the shipped explainer would refuse; the others: tests/share."""

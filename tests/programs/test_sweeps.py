@@ -102,6 +102,7 @@ def test_a_job_is_called_after_the_overrides_in_which_it_differs(command, jobs, 
         assert any(given == name or name.endswith(",") and given.startswith(name) for given in names), names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluation", ["demo/eval", "demo/vectors_eval", "studies/anyhead"])
 def test_an_evaluation_finds_the_files_of_the_documented_sweeps(evaluation, sweep):
     cfg = composed_once("eval", f"experiment={evaluation}")

@@ -42,6 +42,7 @@ def collected(folder, target, grid, samples, names=("Chance", "DecompX-PLUS"), b
     return read_pictures(folder / "pictures" / "digit.safetensors", list(names))
 
 
+@pytest.mark.slow
 def test_pictures_come_from_all_over_the_test_set_with_every_explainers_heatmaps(tmp_path, target, grid, samples):
     pictures = collected(tmp_path, target, grid, samples)
     assert [picture.name for picture in pictures] == [f"image {i}" for i in (0, 3, 6, 10)]
@@ -89,6 +90,7 @@ def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, sam
     assert Watched.precisions == [True] * 3
 
 
+@pytest.mark.slow
 def test_images_of_class_folders_with_equal_file_names_have_names_of_their_own(tmp_path, target, grid):
     paths = [tmp_path / folder / "0.png" for folder in ("a", "b/c")]
     for path in paths:
@@ -105,6 +107,7 @@ def test_images_of_class_folders_with_equal_file_names_have_names_of_their_own(t
     assert overlays == {"0000_a_0_Chance.png", "0001_b_c_0_Chance.png"}
 
 
+@pytest.mark.slow
 def test_chosen_classes_are_explained_for_every_image_and_drawn_side_by_side(tmp_path, target, grid, samples):
     target.classes = [f"Digit {number}" for number in range(10)]
     pictures = collected(tmp_path, target, grid, samples, images=2, classes=["digit 7", 1])

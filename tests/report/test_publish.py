@@ -50,6 +50,7 @@ def test_everything_is_made_of_files(run, tmp_path_factory):
     assert "dropped" not in page  # its numbers are not among the results
 
 
+@pytest.mark.slow
 def test_overlays_are_of_the_class_that_all_explainers_explain(run):
     folder, tensors = run
     publish(folder, [folder / "results.json"], overlays=True)
@@ -61,6 +62,7 @@ def test_overlays_are_of_the_class_that_all_explainers_explain(run):
         assert written.tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp_path_factory):
     folder, tensors = run
     other, out = tmp_path_factory.mktemp("other"), tmp_path_factory.mktemp("out")
@@ -78,6 +80,7 @@ def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp
     publish(tmp_path_factory.mktemp("apart"), files)
 
 
+@pytest.mark.slow
 def test_a_reference_is_a_column_or_a_line(run, capsys):
     folder, _ = run
     for name, told in (("tve", False), ("TVE", True)):
@@ -97,6 +100,7 @@ def test_the_default_figures_draw_the_curves_of_any_preset():
         assert [axis.get_ylabel() for axis in figure.axes] == ["AOPC ↑", "LOdds ↓"]
 
 
+@pytest.mark.slow
 def test_overlays_of_images_of_an_earlier_command_are_removed_and_nothing_else(run):
     folder, tensors = run
     publish(folder, [folder / "results.json"], overlays=True)

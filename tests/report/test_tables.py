@@ -2,6 +2,7 @@ import csv
 import io
 import re
 
+import pytest
 from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -102,6 +103,7 @@ def test_any_number_may_have_a_published_value():
     assert other["Images/s ↑ paper, ViT"] == "–" and list(one)[2:4] == ["Images/s ↑", "Images/s ↑ paper, ViT"]
 
 
+@pytest.mark.slow
 def test_the_papers_values_are_found(tmp_path):
     cfg = composed("experiment=demo/eval", "reference=paper", folder=tmp_path, config="eval")
     reference = instantiate(cfg.reference)

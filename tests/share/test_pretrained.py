@@ -141,6 +141,7 @@ def test_another_head_on_the_same_backbone_can_be_given_and_no_other_backbone(ru
         explainers.load(run, target=other)
 
 
+@pytest.mark.slow
 def test_a_saved_folder_is_loaded_by_load_and_by_its_class(trained, target, tmp_path):
     loaded = explainers.load(trained, target)
     folder = loaded.save_pretrained(tmp_path / "saved")

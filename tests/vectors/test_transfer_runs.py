@@ -89,6 +89,7 @@ def test_the_curve_is_a_history_of_csv_rows(build, tmp_path):
         assert logged == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"lambda_2": 0.5}])
 def test_wandb_offline_has_one_table_and_one_figure_with_the_numbers_of_the_csv_file(
     build, settings, tmp_path, monkeypatch
