@@ -13,18 +13,18 @@ from explainers.errors import check_range
 from explainers.metrics.means import MeanOfImages
 from explainers.runtime.sampling import random_patches
 
-FRACTIONS = 0.1, 0.3, 0.5, 0.7, 0.9  # default sizes of the removed subsets, as fractions of all patches
+FRACTIONS = 0.1, 0.3, 0.5, 0.7, 0.9  # sizes of the removed subsets, as fractions of all patches
 SUBSETS = 0x5E75  # default seed of the removed subsets
 
 
-def subset_sizes(num_patches: int, fractions: Sequence[float] = FRACTIONS) -> list[int]:
-    """Compute the number of removed patches for each fraction, in [0, 1], of N, rounded and clamped to 1 ... N − 1.
+def subset_sizes(num_patches: int) -> list[int]:
+    """Compute the number of removed patches for each of the `FRACTIONS` of N, rounded and clamped to 1 ... N − 1.
 
     >>> subset_sizes(196), subset_sizes(4)
     ([20, 59, 98, 137, 176], [1, 1, 2, 3, 3])
     """
     check_range(2, num_patches=num_patches)
-    return [min(max(round(fraction * num_patches), 1), num_patches - 1) for fraction in fractions]
+    return [min(max(round(fraction * num_patches), 1), num_patches - 1) for fraction in FRACTIONS]
 
 
 def sized_coalitions(index: Tensor, num_patches: int, sizes: Sequence[int], count: int, seed: int = SUBSETS) -> Tensor:

@@ -15,6 +15,9 @@ from explainers.runtime.modes import to_float64
 class Prior:
     """What an explainer, if there is one, says about uint8 images (B, C, H, W), before any masked pass.
 
+    Args:
+        passes: number of passes of each image that its heatmaps took beside the one of the embedding.
+
     Attributes:
         vectors: c_z of every patch, float32 (B, N, D); zeros without an explainer, `None` if it has heatmaps alone.
         embeddings: G(x), float32 (B, D).
@@ -23,8 +26,9 @@ class Prior:
     vectors: Tensor | None
 
     @torch.no_grad()
-    def __init__(self, explainer: Any, target: TargetModel, grid: PatchGrid, images: Tensor) -> None:
+    def __init__(self, explainer: Any, target: TargetModel, grid: PatchGrid, images: Tensor, passes: int = 0) -> None:
         self.explainer = explainer
+        self.passes = passes
         self.grid = grid
         self.images = images
         shape = len(images), grid.num_patches, target.embed_dim

@@ -108,7 +108,7 @@ def refine(
     of_prior = partial(Refinement, noise=noise, temperature=temperature, seed=seed)
     if fit == "again":
         _check_again(explainer, passes, patches, removal, tolerance)
-        prior = Prior(Again(explainer, target, patches, passes, removal), target, patches, images)
+        prior = Prior(Again(explainer, target, patches, passes, removal), target, patches, images, passes)
         return of_prior(prior, pairs, classes, functionals, "ranking")
     check_passes(passes=passes)
     refinement = of_prior(Prior(explainer, target, patches, images), pairs, classes, functionals, fit)

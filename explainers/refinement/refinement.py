@@ -11,7 +11,6 @@ from explainers.models import TargetModel
 from explainers.models.functionals import choose_temperature, head_functionals
 from explainers.models.inputs import check_functionals, validate_classes
 from explainers.models.removal import masked_outputs
-from explainers.refinement.again import Again
 from explainers.refinement.coalitions import (
     EARLIEST,
     Draw,
@@ -127,8 +126,7 @@ class Refinement:
     @property
     def passes(self) -> int:
         """Number of passes of each image so far: those that explained it again, and masked ones."""
-        prior = self.prior.explainer
-        return 2 * len(self.pairs) + (prior.passes if isinstance(prior, Again) else 0)
+        return 2 * len(self.pairs) + self.prior.passes
 
     @property
     def heatmaps(self) -> Tensor:
@@ -155,7 +153,7 @@ class Refinement:
         """
         if self.prior.vectors is None:
             name = type(self.prior.explainer).__name__
-            if isinstance(self.prior.explainer, Again):
+            if self.prior.passes:
                 raise InputError("expected vectors of a fit, got fit=again, which ranks patches: take fit=ranking")
             raise InputError(
                 f"expected an explainer with vectors, such as AnyHead, or none, got {name}, which has heatmaps: use"

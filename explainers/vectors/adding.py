@@ -29,7 +29,7 @@ from explainers.vectors.lambda_sweep import (
 )
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import transfer
-from explainers.vectors.vector_files import TUNED, find_vector, read_vector, set_reading
+from explainers.vectors.vector_files import TUNED, find_vector, read_vector
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ def add_vector(
     file, header = find_vector(vector, target, TUNED)
     tau, start = read_vector(file, target), target.backbone.state_dict()
     explainer = SelfExplaining(target, target.grid, alpha=1)
-    head = explainer.target.head = set_reading(fix_head(explainer.target), header["head"]).to(target.mean.device)
+    head = explainer.target.head = fix_head(explainer.target).to(target.mean.device)
+    head.read_as(header["head"])
     explainer.eval().requires_grad_(False)
     own = head.projection
 

@@ -45,7 +45,7 @@ from explainers.vectors.model_files import (
 from explainers.vectors.projections import some_images
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
 from explainers.vectors.task_arithmetic import combine, transfer
-from explainers.vectors.vector_files import find_vector, read_vector, set_reading
+from explainers.vectors.vector_files import find_vector, read_vector
 
 log = logging.getLogger(__name__)
 
@@ -124,12 +124,13 @@ class ExplainabilityVector(LightningModule):
 
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).eval()
         if found is None:
-            self.model.target.head.read_as(read_head([file for _, file in sources.values()]))
+            reading = read_head([file for _, file in sources.values()]).describe_reading()
         else:
             file, header = found
             self.taus = [read_vector(file, target)]
             self.parent_hashes["vector"] = hashlib.sha256(file.read_bytes()).hexdigest()
-            set_reading(self.model.target.head, header["head"])
+            reading = header["head"]
+        self.model.target.head.read_as(reading)
         self.model.requires_grad_(False)
         self.patch_scale = self.model.target.head.patch_scale.item()
         self.register_buffer("projection", self.model.target.head.projection, persistent=False)

@@ -16,6 +16,7 @@ from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.models.heads import ProjectedHead
+from explainers.saved.identity import Identity
 from explainers.transformer.direct_paths import direct_paths
 from explainers.transformer.path_flow import FlowRecord, count_patches, record_flow, sum_paths
 
@@ -88,11 +89,21 @@ class FixedHead(ProjectedHead):
         """Multiply all attributions by a factor."""
         (self.patch_scale if self.read_out is None else self.read_out).mul_(factor)
 
-    def read_as(self, other: "FixedHead") -> None:
-        """Read patches as another head does."""
-        self.reading = other.reading
-        self.patch_scale.copy_(other.patch_scale)
-        self.read_paths(other.blocks, other.read_out)
+    def describe_reading(self) -> Identity:
+        """How patches are read, as JSON values; `read_as` takes it."""
+        weights = None if self.read_out is None else self.read_out.tolist()
+        return {
+            "reading": self.reading,
+            "patch_scale": self.patch_scale.item(),
+            "blocks": list(self.blocks),
+            "read_out": weights,
+        }
+
+    def read_as(self, reading: Identity) -> None:
+        """Read patches as `describe_reading` of another head says."""
+        self.reading = reading["reading"]
+        self.patch_scale.fill_(reading["patch_scale"])
+        self.read_paths(reading["blocks"], torch.tensor(reading["read_out"]) if reading["blocks"] else None)
 
     def extra_repr(self) -> str:
         """The options that the state dict does not hold."""

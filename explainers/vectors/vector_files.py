@@ -13,7 +13,6 @@ from explainers.saved.identity import ROUNDED, Identity, architecture_hash, meas
 from explainers.saved.weights import check_identity, read_header, read_tensors, read_weights, save_weights
 from explainers.share.catalogue import VECTOR, VECTOR_COMMANDS, Catalogue, list_shipped, shipped
 from explainers.training.state_dicts import State, part
-from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.model_files import read_head
 from explainers.vectors.task_arithmetic import keep_largest, select_learned, vector
 
@@ -94,12 +93,7 @@ def save_vector(trained: str | Path, base: TargetModel, path: Path, lambda_2: fl
         "architecture_sha256": architecture_hash(base.backbone, sized=False),
         "sketch": sketch_weights(base.backbone, sized=False),
         "grid": identity["grid"],
-        "head": {
-            "reading": head.reading,
-            "patch_scale": head.patch_scale.item(),
-            "blocks": list(head.blocks),
-            "read_out": None if head.read_out is None else head.read_out.tolist(),
-        },
+        "head": head.describe_reading(),
         "lambda_2": lambda_2,
     }
     return save_weights(pack(vector(part(weights, "backbone"), base.backbone.state_dict()), share), path, header)
@@ -147,11 +141,3 @@ def read_vector(file: Path, target: TargetModel) -> dict[str, Tensor]:
     """Read the vector in a file for the weights of a model, whose device it gets."""
     tau = unpack(read_tensors(file)[1], target.backbone.state_dict())
     return {name: value.to(target.mean.device) for name, value in tau.items()}
-
-
-def set_reading(head: FixedHead, reading: Identity) -> FixedHead:
-    """Let a head read patches as the entry `head` of a vector's header says."""
-    head.reading = reading["reading"]
-    head.patch_scale.fill_(reading["patch_scale"])
-    head.read_paths(reading["blocks"], torch.tensor(reading["read_out"]) if reading["blocks"] else None)
-    return head

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from explainers.errors import InputError
-from explainers.metrics.frontier import frontier, frontier_area
-from explainers.report.frontier_figure import fidelity_frontier
+from explainers.report.frontier import fidelity_frontier, frontier, frontier_area
 
 
 def slow_area(points, chance, cells=50):
