@@ -47,7 +47,7 @@ browser: ## install Chromium and its driver, for the tests of the gallery; needs
 
 # For these small models, several threads wait longer for one another than they compute: one thread, two processes.
 demo demo-vectors: export OMP_NUM_THREADS ?= 1
-QUIET := hydra/hydra_logging=disabled callbacks.progress=null
+QUIET := hydra/hydra_logging=disabled callbacks.progress=null trainer.enable_model_summary=false
 
 demo: setup ## train and measure TVE and AnyHead on the embedded digits: a table, curves and a gallery in runs/demo_eval
 	@$(BIN)/python train.py experiment=demo/target

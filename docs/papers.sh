@@ -66,6 +66,9 @@ skipplus() {
 tokentm() {
   python eval.py experiment=papers/tokentm $W_TINY trainer.precision=bf16-mixed tasks=[imagenet_val] tasks.imagenet_val.data.test.limit=50 name=tokentm
   python eval.py experiment=papers/tokentm $W_TINY tasks=[ecssd] evaluation.curves=[] ~figures tasks.ecssd.data.test.limit=50 name=tokentm_ecssd
+  python train.py experiment=linear_head data=cifar10 trainer.max_epochs=5 $W_TINY
+  python eval.py experiment=papers/tokentm $W_TINY trainer.precision=bf16-mixed tasks=[cifar10] tasks.cifar10.data.limit.test=50 \
+    tasks.cifar10.target.head=runs/cifar10_vit_tiny_head/head.safetensors name=tokentm_cifar10
   python eval.py results.files=[docs/results/tokentm.json,docs/results/tokentm_ecssd.json] ~figures name=tokentm_again
 }
 
