@@ -92,7 +92,6 @@ def test_an_image_gives_a_line_and_a_picture(run, folder, weights):
     assert smooth.size == sharp.size and smooth.tobytes() != sharp.tobytes()
 
 
-@pytest.mark.slow
 def test_programs_read_objects_heatmaps_and_a_manifest(run, folder, weights):
     (folder / "names.txt").write_text("\n".join(f"number {index}" for index in range(1000)))
     (folder / "photos/broken.png").write_text("no image")
@@ -172,7 +171,6 @@ def text_head(monkeypatch):
     monkeypatch.setattr(session, "find_text_head", lambda target, _=None: head)
 
 
-@pytest.mark.slow
 @pytest.mark.situation(26)
 def test_twelve_bits_need_the_value_of_white(run, folder):
     Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save("xray.png")

@@ -57,7 +57,6 @@ def test_ties_are_the_strongest_pairs_that_do_not_touch(target, anyhead):
                 assert max(abs(one // 4 - two // 4), abs(one % 4 - two % 4)) > 1
 
 
-@pytest.mark.slow
 def test_pictures_show_both_images_and_the_ties(target, anyhead, tmp_path):
     photo = tmp_path / "cat.png"
     Image.fromarray(PIXELS[0]).save(photo)

@@ -49,7 +49,6 @@ def test_the_numbers_are_those_of_an_evaluation(target, grid, images):
     assert all(results["function"][curve] == results["GAE"][curve] for curve in CURVES)
 
 
-@pytest.mark.slow
 def test_a_plain_function_takes_part_in_everything_that_an_evaluation_measures(target, grid, images):
     def method(images, classes):
         return edges(images, classes) + target(images).gather(-1, classes[:, None])[..., None]

@@ -80,7 +80,6 @@ def light(target, grid, blocks, loss=TVELoss, **settings):
     return training(tve, loss, STILL, **settings)
 
 
-@pytest.mark.slow
 def test_networks_that_read_other_blocks_share_the_meta_attributions(target, grid, computed, tmp_path):
     for blocks, expected in (([0, 1], {"meta", "embedding"}), ([1], {"embedding"}), ([0, 1], set())):
         computed.clear()

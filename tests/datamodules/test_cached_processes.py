@@ -94,7 +94,6 @@ def results(out):
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.slow
 def test_two_processes_fill_a_shared_folder_and_see_all_rows(tmp_path):
     assert in_two_processes(tmp_path / "rows", tmp_path, Noise) == [0, 0]
     first, second = results(tmp_path)

@@ -131,7 +131,6 @@ def write_share(folder, rank, count):
         own.write(*rows(index))
 
 
-@pytest.mark.slow
 def test_several_processes_fill_one_store(tmp_path):
     """All of them create its arrays."""
     writers = [fork(write_share, tmp_path, rank, 4) for rank in range(4)]

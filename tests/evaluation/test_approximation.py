@@ -135,7 +135,6 @@ def test_results_are_those_computed_by_hand(target, grid):
     assert identity["accuracy"] == pytest.approx(np.mean(right))
 
 
-@pytest.mark.slow
 def test_the_study_leaves_its_table_and_figure(tmp_path):
     overrides = ("target=tiny", "tasks=[digits]", "explainers=[]", "metrics=two_point", "figures=approximation")
     small = ("tasks.digits.data.size.test=3", "tasks.digits.data.eval_batch_size=2", "evaluation.patches=2")

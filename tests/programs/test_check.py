@@ -75,7 +75,6 @@ def test_what_cannot_be_measured_is_said_and_ends_no_training(
     assert trainer.global_step == 2 and not (tmp_path / "check.json").exists()
 
 
-@pytest.mark.slow
 def test_another_model_than_a_transformer_stands_beside_a_method_that_explains_it():
     import timm
 

@@ -142,7 +142,6 @@ def test_the_traceback_can_be_asked_for(tmp_path, monkeypatch):
         train(*TVE_RUN, "data=folder", f"data_dir={tmp_path}", folder=tmp_path / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "told"), [(("experiment=tve_vitg",), "tve_vitb"), ((*TVE_RUN, "data=folder"), "nowhere")]
 )

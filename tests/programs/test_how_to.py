@@ -127,7 +127,6 @@ def test_an_explanation_is_refined(monkeypatch):
     assert names["task"].heatmaps.shape == names["task"].errors.shape == (1, 2, 14, 14)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 def test_texts_and_likeness_are_explained(tmp_path, monkeypatch):
     """By a small CLIP with random weights."""

@@ -45,7 +45,6 @@ def test_a_run_leaves_its_config_versions_metrics_history_checkpoints_heatmaps_a
     assert (finished / "heatmaps.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_last_is_the_last_epoch_and_best_the_best(tmp_path):
     """Without learning no epoch is better than the first."""
     train(*TVE_RUN, *DIGITS, "trainer.max_epochs=3", "module.optimizer.lr=0", folder=tmp_path)
@@ -68,7 +67,6 @@ def test_another_config_in_the_same_folder_is_refused_and_the_key_is_named(finis
     assert "- 1\n" in (finished / "config.yaml").read_text()
 
 
-@pytest.mark.slow
 def test_a_start_that_failed_is_no_run(tmp_path):
     with pytest.raises(SystemExit, match="misspelt"):
         train(*TVE_RUN, *DIGITS, "+explainer.misspelt=1", folder=tmp_path)

@@ -61,7 +61,6 @@ def test_a_run_goes_on_whichever_way_its_weights_are_given(file, tmp_path):
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
 
 
-@pytest.mark.slow
 def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
     run = (*TINY_RUN, *DIGITS, NO_PICTURES)
     message = error(train, *run, "weights=gone.safetensors", folder=tmp_path)

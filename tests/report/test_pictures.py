@@ -42,7 +42,6 @@ def collected(folder, target, grid, samples, names=("Chance", "DecompX-PLUS"), b
     return read_pictures(folder / "pictures" / "digit.safetensors", list(names))
 
 
-@pytest.mark.slow
 def test_pictures_come_from_all_over_the_test_set_with_every_explainers_heatmaps(tmp_path, target, grid, samples):
     pictures = collected(tmp_path, target, grid, samples)
     assert [picture.name for picture in pictures] == [f"image {i}" for i in (0, 3, 6, 10)]

@@ -80,7 +80,6 @@ def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp
     publish(tmp_path_factory.mktemp("apart"), files)
 
 
-@pytest.mark.slow
 def test_a_reference_is_a_column_or_a_line(run, capsys):
     folder, _ = run
     for name, told in (("tve", False), ("TVE", True)):
