@@ -3,6 +3,7 @@
 set -e
 W="data_dir=/data"
 W_TINY="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=32-true"
+W_DEIT="target=deit_tiny weights=deit_tiny_patch16_224.in1k.fp16.safetensors data_dir=data"
 
 models_tve() { # for a target: vit_base, swin_base or deit_base; experiment=tve_vitb downloads facebook/vit-mae-base; data.download=true fetches CIFAR
   target=${1:-vit_base}
@@ -75,6 +76,8 @@ tokentm() {
 vit_cx() {
   python eval.py experiment=papers/vit_cx $W_TINY trainer.precision=bf16-mixed evaluation.levels=6 tasks.imagenet_val.data.test.limit=50 name=vit_cx \
     'methods=[ViTCX,{ViTCX:{delta:0}},{ViTCX:{random:100}},{ViTCX:{sigma:0}},{ViTCX:{combine:sum}},{ViTCX:{sigma:0,combine:sum}},{ViTCX:{features:norm,released:true}},AttentionRollout,PartialLRP,TransformerAttribution,GAE,{TAM:{steps:10}},{RISE:{masks:100}},{GradCAM:{relu:false,tokens:input}},{IntegratedGradients:{steps:10}},{SmoothGrad:{samples:10}}]'
+  python eval.py experiment=papers/vit_cx $W_DEIT trainer.precision=bf16-mixed evaluation.levels=6 tasks.imagenet_val.data.test.limit=50 name=vit_cx_deit \
+    'methods=[ViTCX,{ViTCX:{delta:0}},{ViTCX:{features:norm,released:true}},AttentionRollout,PartialLRP,TransformerAttribution,GAE,{RISE:{masks:100}},{GradCAM:{relu:false,tokens:input}},{IntegratedGradients:{steps:10}},{SmoothGrad:{samples:10}}]'
   python eval.py experiment=papers/vit_cx $W_TINY trainer.precision=bf16-mixed explainers=[] evaluation.curves=[] ~figures tasks.imagenet_val.data.test.limit=50 \
     name=vit_cx_coverage 'evaluation.reference=ViTCX\(combine\=coverage\)' 'methods=[ViTCX,{ViTCX:{combine:sum}},{ViTCX:{combine:coverage}}]'
   python eval.py results.files=[docs/results/vit_cx.json] figures=[bars] reference=paper name=vit_cx_again

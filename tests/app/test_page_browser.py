@@ -2,6 +2,7 @@
 
 import json
 import socket
+from importlib.util import find_spec
 
 import pytest
 import timm
@@ -9,7 +10,8 @@ from browser import MARKS, start_browser
 from clips import random_directions
 from PIL import Image
 
-pytest.importorskip("gradio")
+if find_spec("gradio") is None:  # which takes seconds to import
+    pytest.skip("gradio is not installed", allow_module_level=True)
 pytest.importorskip("selenium")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402

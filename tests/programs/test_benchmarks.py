@@ -38,6 +38,7 @@ def test_every_method_is_measured_beside_plain_inference(found):
     assert found["ratio_light_to_plain"]["tiny"] == pytest.approx(light / plain)  # of a single round
 
 
+@pytest.mark.slow
 def test_the_oracle_costs_two_forwards_a_patch_and_the_shared_trunk_less_than_two(found):
     numbers = found["networks"]["tiny"]
     head = 2 * 48 * 10 / 1e9  # operations of the classifier on one embedding, in 10⁹

@@ -100,6 +100,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "name"), [("ckpt_path", "checkpoints/last.ckpt"), ("explainer.weights", "explainer.safetensors")]
 )

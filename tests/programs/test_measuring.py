@@ -36,6 +36,7 @@ def test_in_the_folder_of_a_run_it_measures_what_the_run_has_learned(asked, trai
     train(*RUN, "trainer.max_epochs=2", folder=trained)  # and the run is still the same
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_folder_is_measured_and_exported(trained, tmp_path):
     asked = f"ckpt_path={trained}/checkpoints/last.ckpt"
     train(*RUN, "fit=false", asked, folder=tmp_path / "another")

@@ -39,6 +39,7 @@ def test_a_method_that_the_target_cannot_have_is_refused_before_anything_is_meas
     assert not (tmp_path / "results.json").exists()
 
 
+@pytest.mark.slow
 def test_the_methods_of_an_experiment_exist(tmp_path):
     cfg = composed("experiment=posthoc", "target=tiny", folder=tmp_path, config="eval")
     built = posthoc.build_all(cfg.methods, instantiate(cfg.target), instantiate(cfg.grid))

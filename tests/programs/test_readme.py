@@ -77,6 +77,7 @@ def test_every_link_leads_to_a_file_and_every_make_target_is_there():
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), (name, target)
 
 
+@pytest.mark.slow
 def test_the_program_of_the_readme_runs(random_weights, tmp_path, monkeypatch):
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     monkeypatch.chdir(tmp_path)

@@ -42,6 +42,7 @@ def run(stopped, tmp_path):
     return Path(shutil.copytree(stopped, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_the_history_of_a_resumed_run_is_one_file_like_that_of_a_whole_run(run, whole):
     """After a kill in the middle of the next epoch, which leaves rows that are logged again and a line that was cut."""
     first = (run / HISTORY).read_text()

@@ -61,6 +61,7 @@ def test_a_finished_run_can_be_run_again_with_moved_data_and_changes_nothing(fin
     assert same(load_file(finished / "explainer.safetensors"), exported)
 
 
+@pytest.mark.slow
 def test_another_config_in_the_same_folder_is_refused_and_the_key_is_named(finished):
     with pytest.raises(SystemExit, match=r"explainer\..*hops: \[1\] → \[2\].*name="):
         train(*RUN, "explainer.hops=[2]", folder=finished)
