@@ -1,5 +1,7 @@
 """A headless Chromium for tests of pages; they are skipped where there is none."""
 
+import json
+import re
 import shutil
 
 import pytest
@@ -26,3 +28,8 @@ def start_browser(profile, height, *logs):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", dict.fromkeys(logs, "ALL"))
     return webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+
+
+def content(page):
+    """What the script of a page in one file reads."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])

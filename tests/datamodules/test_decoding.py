@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 from PIL.ExifTags import Base
+from test_datasets import noise
 
 from datamodules.datasets import ImageFiles
 from datamodules.folders import image_folder
@@ -24,10 +25,6 @@ from explainers.images.decoding import (
 )
 from explainers.images.listing import endings
 from explainers.images.transform import ImageTransform
-
-
-def noise(width, height, seed=0):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.mark.situation(42)

@@ -1,9 +1,9 @@
 import base64
-import json
 import re
 
 import pytest
 import torch
+from browser import content
 
 from explainers.auditing.audit import SUSPICIOUS, Audit, Effect, Example, Group
 from explainers.auditing.groups import Centres
@@ -31,11 +31,6 @@ def audit(*groups, **changes):
 
 def photos(*numbers):
     return {number: torch.randint(256, (3, 8, 8), dtype=torch.uint8) for number in numbers}
-
-
-def content(page):
-    """What the page's script reads."""
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def test_names_cannot_end_the_data_or_become_markup_and_the_page_forbids_the_network():

@@ -1,11 +1,11 @@
 import base64
 import io
-import json
 import re
 
 import numpy as np
 import pytest
 import torch
+from browser import content
 from PIL import Image
 
 from explainers.errors import InputError
@@ -30,11 +30,6 @@ def picture(**changes):
     heatmaps = {"a": {"10": torch.randn(4, 4), "9": torch.randn(4, 4)}, "z": {"10": torch.zeros(4, 4)}}
     fields = {"image": image(), "label": "9", "classes": {"10": 0.75, "9": float("nan")}, "heatmaps": heatmaps}
     return Picture(**{"name": "0.png", **fields, **changes})
-
-
-def content(page):
-    """What the page's script reads."""
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def decoded(url, kind):

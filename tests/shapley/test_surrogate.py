@@ -9,6 +9,7 @@ import torch
 from conftest import TINY_VIT
 from lightning import Trainer
 from torch.utils.data import DataLoader
+from toys import equal, state
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -32,14 +33,6 @@ def fit(surrogate, images, epochs, resume=None):
     trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **QUIET)
     trainer.fit(surrogate, DataLoader(samples, batch_size=5), ckpt_path=resume)
     return trainer
-
-
-def state(module):
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-def equal(state, other):
-    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
 
 
 @torch.no_grad()
