@@ -295,18 +295,14 @@ class TokenTM(WhiteBox):
         layers = list(enumerate(zip(record.attention, gradients(record.attention), strict=True)))
         for layer, (attention, gradient) in reversed(layers):
             of_attention, of_mlp = self._weights(record, layer)
+            if self.heads == "together":
+                moved = positive_attention(attention, gradient)
+            else:
+                moved = attention.mean(1)[:, None] * gradient.clamp(min=0).mean(2)
             if self.mlp:
                 row = row * (1 + of_mlp[:, None])
-            row = (
-                row + (row[..., None, :] @ self._combine_heads(attention, gradient))[..., 0, :] * of_attention[:, None]
-            )
+            row = row + (row[..., None, :] @ moved)[..., 0, :] * of_attention[:, None]
         return self.on_grid(row * record.inputs[0].norm(dim=-1)[:, None])
-
-    def _combine_heads(self, attention: Tensor, gradient: Tensor) -> Tensor:
-        """Combine attention with its gradient, and average over heads: (B, V, T, T)."""
-        if self.heads == "together":
-            return positive_attention(attention, gradient)
-        return attention.mean(1)[:, None] * gradient.clamp(min=0).mean(2)
 
     def _weights(self, record: Record, layer: int) -> tuple[Tensor, Tensor]:
         """Compute the transformation weights of attention and of the MLP, (B, T) each."""

@@ -46,7 +46,7 @@ def find_blocks(target: TargetModel) -> list[nn.Module]:
 
 def _find_known_blocks(backbone: Any) -> list[nn.Module]:
     """Return the blocks of a transformer; none for other models."""
-    stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
+    stages = [backbone] if hasattr(backbone, "blocks") else getattr(backbone, "layers", [])
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
     known = isinstance(backbone, VisionTransformer | VisionTransformerRelPos | NaFlexVit | Eva | Beit | SwinTransformer)
     passes = [getattr(type(backbone), name, None) for name in ("forward_features", "forward_head")]
@@ -132,16 +132,11 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
             f"{target.name}, which normalises or gates them",
             "a method that does not separate heads, such as DecompX-SkipPLUS or GAE",
         )
-    weight = find_weight(target, block.attn.proj).unflatten(1, (block.attn.num_heads, -1))
+    if not isinstance(block.attn.proj.weight, Tensor):
+        raise UnsupportedModel("a model with floating-point weights", f"{target.name}, which is quantised", BY_MASKS)
+    weight = block.attn.proj.weight.detach().unflatten(1, (block.attn.num_heads, -1))
     scale = layer_scale(block, "attention")
     return weight if scale is None else weight * scale[:, None, None]
-
-
-def find_weight(target: TargetModel, layer: Any) -> Tensor:
-    """The weight of a linear layer of a target; an UnsupportedModel if it is quantised."""
-    if not isinstance(layer.weight, Tensor):
-        raise UnsupportedModel("a model with floating-point weights", f"{target.name}, which is quantised", BY_MASKS)
-    return layer.weight.detach()
 
 
 @checks_choices
