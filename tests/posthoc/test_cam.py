@@ -1,43 +1,17 @@
-"""Class activation maps, against forward passes written out layer by layer, and against captum."""
-
-from functools import partial
+"""Class activation maps against captum; their formulas are in `test_layerwise`."""
 
 import pytest
-import references_propagation as references
 import torch
 from captum.attr import LayerGradientXActivation
-from toys import assert_same
 
 from explainers import posthoc
 
-METHODS = {
-    "GradCAM": references.grad_cam,
-    "XGradCAM": references.x_grad_cam,
-    "XGradCAMPlus": partial(references.x_grad_cam, sized=torch.abs),
-    "GradCAMPlusPlus": references.grad_cam_plus_plus,
-    "HiResCAM": references.input_x_gradient,
-    "ElementWiseCAM": references.element_wise_cam,
-    "LayerCAM": references.layer_cam,
-}
-RECTIFIED = {"GradCAM", "GradCAMPlusPlus", "LayerCAM"}
-"""Those whose papers have a ReLU; of GradCAMElementWise no score is negative."""
 LABELS = torch.tensor([3, 0, 4])
 
 
 @pytest.fixture
 def images(images):
     return images[:3]
-
-
-@pytest.mark.parametrize("layer", [0, -1])
-@pytest.mark.parametrize("name", METHODS)
-def test_the_map_of_a_layer_is_that_of_the_network_from_this_layer_on(double, grid, images, name, layer):
-    index = range(len(double.backbone.blocks))[layer]
-    expected = references.maps(double, images, LABELS, index, METHODS[name])
-    options = {"layer": layer, "tokens": "input"}
-    assert_same(posthoc.build(name, double, grid, options | {"relu": False})(images, LABELS), expected)
-    of_the_paper = expected.clamp(min=0) if name in RECTIFIED else expected
-    assert_same(posthoc.build(name, double, grid, options)(images, LABELS), of_the_paper)
 
 
 def test_cat_is_plus_of_hirescam(target, grid, images):

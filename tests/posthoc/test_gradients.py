@@ -10,12 +10,6 @@ from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.propagation import DecompX, libra
 
 frozen_full_grad = libra(FullGrad)
-METHODS = {
-    InputXGradient: references.input_x_gradient,
-    TokenGradient: references.token_gradient,
-    AttIxG: references.att_ixg,
-    FullGrad: references.full_grad,
-}
 LABELS = torch.tensor([3, 0, 4])
 
 
@@ -29,20 +23,10 @@ def images(images):
     return images[:3]
 
 
-@pytest.mark.parametrize("layer", [0, -1])
-@pytest.mark.parametrize("method", METHODS)
-def test_the_map_of_a_layer_is_that_of_the_network_from_this_layer_on(target, grid, images, method, layer):
-    heatmaps = method(target, grid, layer=layer)(images, LABELS)
-    index = range(len(target.backbone.blocks))[layer]
-    assert_same(heatmaps, references.maps(target, images, LABELS, index, METHODS[method]))
-
-
 @pytest.mark.parametrize(("method", "of"), [(CAT, InputXGradient), (AttCAT, AttIxG)])
 def test_cat_and_attcat_are_plus(target, grid, images, method, of):
     """SkipPLUS, Section 3.4."""
-    heatmaps = method(target, grid)(images, LABELS)
-    assert torch.equal(heatmaps, PLUS(target, grid, of)(images, LABELS))
-    assert_same(heatmaps, references.sums(target, images, LABELS, 0, METHODS[of]))
+    assert torch.equal(method(target, grid)(images, LABELS), PLUS(target, grid, of)(images, LABELS))
 
 
 def test_attention_may_weigh_the_input_of_the_next_layer(target, grid, images):
