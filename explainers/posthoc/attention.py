@@ -12,8 +12,8 @@ from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, add_maps, rollout
-from explainers.posthoc.propagation import LRP_RULES, positive_seeds
-from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
+from explainers.posthoc.propagation import LRP_RULES
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox, positive_seeds
 from explainers.transformer.blocks import (
     embed_tokens,
     find_blocks,
@@ -118,9 +118,6 @@ class PartialLRP(Transitions):
 
     rules = LRP_RULES
     signed = False
-
-    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
-        return positive_seeds(embeddings, functionals)
 
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         return [relevance.clamp(min=0).mean(2) for relevance in _relevance(record.attention[start:], gradients)]

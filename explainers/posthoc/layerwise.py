@@ -122,9 +122,6 @@ class Aggregation(WhiteBox):
         self.signed = method.signed
         self.linear = method.linear
 
-    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
-        return self.method.seeds(embeddings, functionals)
-
 
 class PLUS(Aggregation):
     """Sums the maps of all layers from `start` on, with both signs (SkipPLUS, Equation 3)."""

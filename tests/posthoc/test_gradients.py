@@ -3,8 +3,10 @@
 import pytest
 import references_propagation as references
 import torch
+from captum.attr import LayerGradientXActivation
 from toys import assert_same
 
+from explainers import posthoc
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.propagation import DecompX, libra
@@ -87,3 +89,16 @@ def test_the_sum_of_a_gradient_over_channels_is_zero_behind_layer_norm(target, m
     expected = torch.autograd.grad(score, tokens)[0].sum(-1).reshape(1, 4, 4)
     assert_same(TokenGradient(other, grid, channels="sum")(images[:1], LABELS[:1]), expected)
     assert expected.abs().max() > 0
+
+
+@pytest.mark.parametrize("layer", [0, -2])
+def test_captum_has_the_same_gradients_of_layers(make_target, grid, images, layer):
+    target = make_target(depth=3)
+    for name, multiplied in {"HiResCAM": True, "TokenGradient": False}.items():
+        block = target.backbone.blocks[layer]
+        peer = LayerGradientXActivation(lambda pixels: target.classify(target.embed(pixels)), block, None, multiplied)
+        theirs = peer.attribute(target.normalise(images), LABELS, attribute_to_layer_input=True)[:, 1:]
+        expected = theirs.sum(-1) if multiplied else theirs.norm(dim=-1)
+        of_inputs = {"tokens": "input"} if multiplied else {}
+        found = posthoc.build(name, target, grid, {"layer": layer} | of_inputs)(images, LABELS).flatten(1)
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5 * expected.abs().max().item())

@@ -15,8 +15,8 @@ from explainers.posthoc.propagation import (
     LibraGrad,
     ResLRP,
     libra,
-    positive_seeds,
 )
+from explainers.posthoc.white_box import positive_seeds
 from explainers.transformer import rules
 from explainers.transformer.recording import Record
 
