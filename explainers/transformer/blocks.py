@@ -62,17 +62,17 @@ def _is_known(block: nn.Module) -> bool:
     return hasattr(attention, "fused_attn") and hasattr(block, "norm2") and not unusual
 
 
-def layer_index(target: TargetModel, layer: int, layers: Sequence[nn.Module] | None = None) -> int:
-    """Return the index from 0 to L − 1 of one of `layers`, by default blocks; a negative one counts from the end."""
+def layer_index(target: TargetModel, layer: int | None, layers: Sequence[nn.Module] | None = None) -> int:
+    """Return the index from 0 to L − 1 of one of `layers`, by default blocks; a negative one counts from the end.
+
+    `None` is the middle one, m = ⌈L/2⌉ (SkipPLUS, Equation 4).
+    """
     count = len(find_blocks(target) if layers is None else layers)
+    if layer is None:
+        return min(-(-count // 2), count - 1)  # with a single layer, index 0
     if layer not in range(-count, count):
         raise InputError(f"expected a layer from {-count} to {count - 1} of {target.name}, got {layer}")
     return layer % count
-
-
-def middle_layer(layers: Sequence[nn.Module]) -> int:
-    """Return the index of the middle one of L layers, m = ⌈L/2⌉ (SkipPLUS, Equation 4)."""
-    return min(-(-len(layers) // 2), len(layers) - 1)  # with a single layer, index 0
 
 
 def num_prefix_tokens(target: TargetModel) -> int:
