@@ -12,8 +12,8 @@ from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, add_maps, rollout
-from explainers.posthoc.propagation import LRP_RULES, positive_seeds
-from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
+from explainers.posthoc.propagation import LRP_RULES
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox, positive_seeds
 from explainers.transformer.blocks import (
     embed_tokens,
     find_blocks,
@@ -118,9 +118,6 @@ class PartialLRP(Transitions):
 
     rules = LRP_RULES
     signed = False
-
-    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
-        return positive_seeds(embeddings, functionals)
 
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         return [relevance.clamp(min=0).mean(2) for relevance in _relevance(record.attention[start:], gradients)]
@@ -295,18 +292,14 @@ class TokenTM(WhiteBox):
         layers = list(enumerate(zip(record.attention, gradients(record.attention), strict=True)))
         for layer, (attention, gradient) in reversed(layers):
             of_attention, of_mlp = self._weights(record, layer)
+            if self.heads == "together":
+                moved = positive_attention(attention, gradient)
+            else:
+                moved = attention.mean(1)[:, None] * gradient.clamp(min=0).mean(2)
             if self.mlp:
                 row = row * (1 + of_mlp[:, None])
-            row = (
-                row + (row[..., None, :] @ self._combine_heads(attention, gradient))[..., 0, :] * of_attention[:, None]
-            )
+            row = row + (row[..., None, :] @ moved)[..., 0, :] * of_attention[:, None]
         return self.on_grid(row * record.inputs[0].norm(dim=-1)[:, None])
-
-    def _combine_heads(self, attention: Tensor, gradient: Tensor) -> Tensor:
-        """Combine attention with its gradient, and average over heads: (B, V, T, T)."""
-        if self.heads == "together":
-            return positive_attention(attention, gradient)
-        return attention.mean(1)[:, None] * gradient.clamp(min=0).mean(2)
 
     def _weights(self, record: Record, layer: int) -> tuple[Tensor, Tensor]:
         """Compute the transformation weights of attention and of the MLP, (B, T) each."""

@@ -102,9 +102,6 @@ class GreedyOrder(MaskMethod):
     curve minus the area under the deletion curve, LeRF − MoRF of TRACE (Wang & Wang, 2024). TRACE reports that an order
     searched for deletion alone is bad at insertion.
 
-    MDA (Walker et al., 2025) is such a search of SLIC's cells by two criteria, insertion and then deletion, with
-    candidates by attention and magnitudes by a quadratic program.
-
     Args:
         candidates: number of patches that a step tries, each in two forward passes; at least `step`.
         step: number of patches that a step chooses; `None` for N / 20, rounded up, and at most `candidates`.

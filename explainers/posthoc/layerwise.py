@@ -7,7 +7,7 @@ from torch import Tensor
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
-from explainers.transformer.blocks import layer_index, middle_layer
+from explainers.transformer.blocks import layer_index
 from explainers.transformer.recording import Record
 from explainers.transformer.stages import check_stages
 
@@ -113,7 +113,7 @@ class Aggregation(WhiteBox):
         super().__init__(method.target, grid, method.output)
         object.__setattr__(self, "method", method)  # no submodule: state_dict would contain the target twice
         self.on_stages = method.on_stages
-        self.start = middle_layer(self.layers()) if start is None else layer_index(target, start, self.layers())
+        self.start = layer_index(target, start, self.layers())
         if self.on_stages:
             check_stages(self.target, grid.size, self.start)
         self.reads = method.reads
@@ -121,9 +121,6 @@ class Aggregation(WhiteBox):
         self.ignores_classes = method.ignores_classes
         self.signed = method.signed
         self.linear = method.linear
-
-    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
-        return self.method.seeds(embeddings, functionals)
 
 
 class PLUS(Aggregation):

@@ -172,9 +172,8 @@ class RandomMasks:
         numbers = torch.arange(count * (cells**2 + 2), device=device).view(count, -1)
         draws = uniform(numbers, seed)
         self.cells = (draws[:, 2:] < probability).to(finest_dtype(device)).view(count, cells, cells)
-        self.shifts = (
-            draws[:, :2] * torch.tensor(pixels, device=device)
-        ).long()  # (M, 2): row and column, below pixels
+        shifts = draws[:, :2] * torch.tensor(pixels, device=device)
+        self.shifts = shifts.long()  # (M, 2): row and column, below pixels
         # In float64, like all products of matrices here: autocast would compute them in bfloat16
         self.weights = [upsampling_matrix(cells, (cells + 1) * each, device) for each in pixels]
 

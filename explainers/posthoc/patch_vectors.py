@@ -12,7 +12,7 @@ from explainers.models import TargetModel
 from explainers.models.inputs import Functionals, resolve_functionals
 from explainers.posthoc.white_box import FunctionalMethod, Output
 from explainers.training.trunk import Decomposition, at_patches
-from explainers.transformer.blocks import find_blocks, layer_index, middle_layer
+from explainers.transformer.blocks import find_blocks, layer_index
 from explainers.transformer.direct_paths import check_direct, head_paths, parse_heads, record_direct
 from explainers.transformer.path_flow import check_flow, count_patches, read_paths, record_flow, sum_paths
 from explainers.transformer.recording import Record
@@ -87,9 +87,11 @@ class CAM(PatchVectors):
 
 
 class PathVectors(PatchVectors):
-    """Base class of methods whose vectors are sums of paths, which one pass records; subclasses do so in `_record`."""
+    """Base class of methods whose vectors are sums of paths through `blocks`, which `recorder` records in one pass."""
 
     heads: tuple[tuple[int, int], ...] | None = None
+    blocks: list[int]
+    recorder: Callable[[TargetModel, Sequence[int]], AbstractContextManager[Record]]
 
     @torch.no_grad()
     def decompose_lazily(self, images: Tensor) -> Decomposition:
@@ -107,14 +109,10 @@ class PathVectors(PatchVectors):
 
         return embeddings, products, vectors
 
-    def _record(self) -> AbstractContextManager[Record]:
-        """Record the paths of the pass that runs inside the context."""
-        raise NotImplementedError
-
     @torch.no_grad()
     def _read(self, images: Tensor) -> tuple[Tensor, Record | StageRecord]:
         """The embeddings (B, D) of uint8 images, and the record of their pass."""
-        with self._record() as record:
+        with self.recorder(self.target, self.blocks) as record:
             embeddings = self.target.embed(self.target.normalise(images))
         return embeddings, record
 
@@ -142,6 +140,8 @@ class DirectPaths(PathVectors):
         heads: pairs (block, head) whose paths are summed, such as [(10, 3), (11, 0)]; a negative block counts from the
             last. `None` for all heads of the blocks from `start` on.
     """
+
+    recorder = staticmethod(record_direct)
 
     def __init__(
         self,
@@ -173,9 +173,6 @@ class DirectPaths(PathVectors):
         scores = head_paths(self.target, record, functionals_of(embeddings)).float().sum(3).movedim(-1, 1)
         return scores[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else scores
 
-    def _record(self) -> AbstractContextManager[Record]:
-        return record_direct(self.target, self.blocks)
-
 
 class PathFlow(PathVectors):
     """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
@@ -186,15 +183,14 @@ class PathFlow(PathVectors):
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
     """
 
+    recorder = staticmethod(record_flow)
+
     def __init__(
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
     ) -> None:
         super().__init__(target, grid, output)
         self.blocks = list_blocks(target, start)
         check_flow(target, self.blocks)
-
-    def _record(self) -> AbstractContextManager[Record]:
-        return record_flow(self.target, self.blocks)
 
 
 class StagePaths(PathVectors):
@@ -222,5 +218,4 @@ class StagePaths(PathVectors):
 
 def list_blocks(target: TargetModel, start: int | None) -> list[int]:
     """Return the indices of the blocks from `start` on; `None` is the middle one."""
-    first = middle_layer(find_blocks(target)) if start is None else layer_index(target, start)
-    return list(range(first, len(find_blocks(target))))
+    return list(range(layer_index(target, start), len(find_blocks(target))))

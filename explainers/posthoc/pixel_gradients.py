@@ -183,9 +183,6 @@ class SmoothGrad(PixelExplainer):
         self.seed = seed
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, float]:
-        """Draw the noisy images of these numbers, see `mean_gradients`."""
-        if self.noise == 0:
-            return part[:, None].expand(-1, len(numbers), -1, -1, -1), 1.0
         flat = part.flatten(1)
         deviation = self.noise * (flat.amax(1) - flat.amin(1))[:, None, None, None, None]
         return part[:, None] + deviation * gaussian_noise(numbers, part.shape[1:], self.seed), 1.0
@@ -276,7 +273,6 @@ class GradientSHAP(PixelExplainer):
         self.seed = seed
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Draw the points of these numbers, see `mean_gradients`."""
         noisy = part[:, None]
         if self.stdevs:
             noisy = noisy + self.stdevs * gaussian_noise(numbers, part.shape[1:], self.seed)

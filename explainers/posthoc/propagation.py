@@ -4,8 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
@@ -22,24 +20,11 @@ LRP_RULES = Rules(attention="halved", norm="frozen", activation="ratio", linear=
 its general rule would lose all relevance there, because scaling the tokens does not change LayerNorm's output."""
 
 
-def positive_seeds(embeddings: Tensor, functionals: Tensor) -> Tensor:
-    """Apply the α = 1 rule of LRP to the head: the positive summands of v · e share the relevance 1.
-
-    Of embeddings e (B, D) and functionals v (B, V, D); the product of the result (B, V, D) with e sums to 1 over D.
-    """
-    summands = functionals * embeddings[:, None]
-    positive = functionals.masked_fill(summands <= 0, 0)
-    return (positive / summands.clamp(min=0).sum(-1, keepdim=True).clamp(min=1e-9)).detach()
-
-
 class LRP(InputXGradient):
     """Layer-wise relevance propagation by the α = 1 rule (Binder et al., 2016; rules of Chefer et al., CVPR 2021)."""
 
     rules = LRP_RULES
     linear = False  # which summands are positive depends on v
-
-    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
-        return positive_seeds(embeddings, functionals)
 
 
 class ConservativeLRP(InputXGradient):

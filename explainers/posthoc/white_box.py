@@ -59,6 +59,16 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
         return compute_gradient(embeddings, of_class, target, "its head")
 
 
+def positive_seeds(embeddings: Tensor, functionals: Tensor) -> Tensor:
+    """Apply the α = 1 rule of LRP to the head: the positive summands of v · e share the relevance 1.
+
+    Of embeddings e (B, D) and functionals v (B, V, D); the product of the result (B, V, D) with e sums to 1 over D.
+    """
+    summands = functionals * embeddings[:, None]
+    positive = functionals.masked_fill(summands <= 0, 0)
+    return (positive / summands.clamp(min=0).sum(-1, keepdim=True).clamp(min=1e-9)).detach()
+
+
 def sum_on_grid(scores: Tensor, shape: tuple[int, int]) -> Tensor:
     """Resample scores (..., h, w) to (..., rows, columns): each is split by area of overlap, so the sum stays the same.
 
@@ -174,16 +184,14 @@ class WhiteBox(FunctionalMethod):
         """Compute heatmaps (B, V, rows, columns) from the record of a forward pass and the gradients of it."""
         raise NotImplementedError
 
-    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
-        """Return the gradient of the embedding that starts the backward pass, (B, V, D): by default the functionals."""
-        return functionals
-
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         self.grid.check(images)
         with self._record() as record:
             embeddings = self.target.embed(self.target.normalise(images))
         # Outside record_pass, whose rules must not change the head
-        functionals = self.seeds(embeddings, functionals_of(embeddings))
+        functionals = functionals_of(embeddings)
+        if self.rules.linear == "positive":
+            functionals = positive_seeds(embeddings, functionals)
         heatmaps = self.heatmaps(record, partial(record.gradients, embeddings, functionals))
         return heatmaps.detach().expand(-1, functionals.shape[1], -1, -1).float()
 

@@ -46,7 +46,7 @@ def find_blocks(target: TargetModel) -> list[nn.Module]:
 
 def _find_known_blocks(backbone: Any) -> list[nn.Module]:
     """Return the blocks of a transformer; none for other models."""
-    stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
+    stages = [backbone] if hasattr(backbone, "blocks") else getattr(backbone, "layers", [])
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
     known = isinstance(backbone, VisionTransformer | VisionTransformerRelPos | NaFlexVit | Eva | Beit | SwinTransformer)
     passes = [getattr(type(backbone), name, None) for name in ("forward_features", "forward_head")]
@@ -62,17 +62,17 @@ def _is_known(block: nn.Module) -> bool:
     return hasattr(attention, "fused_attn") and hasattr(block, "norm2") and not unusual
 
 
-def layer_index(target: TargetModel, layer: int, layers: Sequence[nn.Module] | None = None) -> int:
-    """Return the index from 0 to L − 1 of one of `layers`, by default blocks; a negative one counts from the end."""
+def layer_index(target: TargetModel, layer: int | None, layers: Sequence[nn.Module] | None = None) -> int:
+    """Return the index from 0 to L − 1 of one of `layers`, by default blocks; a negative one counts from the end.
+
+    `None` is the middle one, m = ⌈L/2⌉ (SkipPLUS, Equation 4).
+    """
     count = len(find_blocks(target) if layers is None else layers)
+    if layer is None:
+        return min(-(-count // 2), count - 1)  # with a single layer, index 0
     if layer not in range(-count, count):
         raise InputError(f"expected a layer from {-count} to {count - 1} of {target.name}, got {layer}")
     return layer % count
-
-
-def middle_layer(layers: Sequence[nn.Module]) -> int:
-    """Return the index of the middle one of L layers, m = ⌈L/2⌉ (SkipPLUS, Equation 4)."""
-    return min(-(-len(layers) // 2), len(layers) - 1)  # with a single layer, index 0
 
 
 def num_prefix_tokens(target: TargetModel) -> int:
@@ -132,16 +132,11 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
             f"{target.name}, which normalises or gates them",
             "a method that does not separate heads, such as DecompX-SkipPLUS or GAE",
         )
-    weight = find_weight(target, block.attn.proj).unflatten(1, (block.attn.num_heads, -1))
+    if not isinstance(block.attn.proj.weight, Tensor):
+        raise UnsupportedModel("a model with floating-point weights", f"{target.name}, which is quantised", BY_MASKS)
+    weight = block.attn.proj.weight.detach().unflatten(1, (block.attn.num_heads, -1))
     scale = layer_scale(block, "attention")
     return weight if scale is None else weight * scale[:, None, None]
-
-
-def find_weight(target: TargetModel, layer: Any) -> Tensor:
-    """The weight of a linear layer of a target; an UnsupportedModel if it is quantised."""
-    if not isinstance(layer.weight, Tensor):
-        raise UnsupportedModel("a model with floating-point weights", f"{target.name}, which is quantised", BY_MASKS)
-    return layer.weight.detach()
 
 
 @checks_choices

@@ -252,21 +252,17 @@ def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
     mlps, rows = linearise_mlps(target, record), [*read_rows(target, record)]
     paths = []
     for i in range(len(record.blocks) - 1, -1, -1):
-        jacobian = propagate_through_mlp(jacobian, *mlps[i])
+        write, slope, read = mlps[i]
+        jacobian = jacobian + ((jacobian @ write.mT) * slope[:, None]) @ read
         of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, V, A d)
         values = record.values[i][:, :, prefix:]
         if functionals is None:
             carried = values.transpose(1, 2) * rows[i].mT[..., None]  # (B, N, A, d)
             paths.append(carried.flatten(2) @ of_heads.mT)
         else:  # few numbers of each patch: no product is as wide as the values
-            read = of_heads.unflatten(-1, (values.shape[1], -1)).movedim(1, -1)  # (B, A, d, V)
-            paths.append(((values @ read) * rows[i][..., None]).sum(1))
+            by_head = of_heads.unflatten(-1, (values.shape[1], -1)).movedim(1, -1)  # (B, A, d, V)
+            paths.append(((values @ by_head) * rows[i][..., None]).sum(1))
     return paths[::-1]
-
-
-def propagate_through_mlp(jacobian: Tensor, write: Tensor, slope: Tensor, read: Tensor) -> Tensor:
-    """Compute the Jacobian (B, V, D) before an MLP from that after it, by the factors of `linearise_mlp`."""
-    return jacobian + ((jacobian @ write.mT) * slope[:, None]) @ read
 
 
 def linearise_mlps(target: TargetModel, record: FlowRecord) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -289,12 +285,7 @@ def linearise_mlp(block: Any, tokens: Tensor, dtype: torch.dtype) -> tuple[Tenso
     approximate = getattr(mlp.act, "approximate", "tanh" if isinstance(mlp.act, GELUTanh) else "none")
     slope = torch.ops.aten.gelu_backward(torch.ones_like(hidden), hidden, approximate=approximate)
     slope = slope * inverse_scale(block.norm2, tokens.float())[:, None]
-    read, write = fold_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT
+    read, write = mlp.fc1.weight.detach() * block.norm2.weight.detach(), mlp.fc2.weight.detach().mT
+    read = read - read.mean(-1, keepdim=True)  # the normalisation centres its input
     write = write if factors is None else write * factors
     return write.to(dtype), slope.to(dtype), read.to(dtype)
-
-
-def fold_norm(norm: nn.Module, weight: Tensor) -> Tensor:
-    """Compute the map (C, D) of the linear part of a LayerNorm and then a linear layer of weight (C, D)."""
-    weight = weight * norm.get_parameter("weight").detach()
-    return weight - weight.mean(-1, keepdim=True)

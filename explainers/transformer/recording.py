@@ -95,20 +95,17 @@ class Record(TorchFunctionMode):
                 retain_graph=True,
                 allow_unused=True,
             )
-        constant = [output for layer in self.biases for output, _ in layer]
+        constant, found = {id(output) for layer in self.biases for output, _ in layer}, []
         for tensor, gradient in zip(tensors, gradients, strict=True):
-            if gradient is None and not any(tensor is output for output in constant):
+            if gradient is not None:
+                found.append(gradient.movedim(0, 1) if batched else gradient[:, None])
+            elif id(tensor) in constant:
+                found.append(torch.zeros_like(tensor)[:, None].expand(-1, len(seeds), *[-1] * (tensor.dim() - 1)))
+            else:
                 raise InputError(
                     f"expected a model whose embedding has gradients at all blocks, got one without: take {BY_MASKS}"
                 )
-        return [
-            torch.zeros_like(tensor)[:, None].expand(-1, len(seeds), *[-1] * (tensor.dim() - 1))
-            if gradient is None
-            else gradient.movedim(0, 1)
-            if batched
-            else gradient[:, None]
-            for tensor, gradient in zip(tensors, gradients, strict=True)
-        ]
+        return found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

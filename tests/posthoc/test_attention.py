@@ -1,21 +1,29 @@
-"""Methods that read attention, against versions for one image that compute all matrices in full."""
+"""Methods that read attention, against versions for one image that compute all matrices and vectors in full."""
+
+import itertools
 
 import pytest
 import references_attention as slow
 import torch
 from references_attention import MODELS, agree
 
+from explainers import posthoc
 from explainers.errors import InputError
-from explainers.posthoc import attention as methods
+from explainers.posthoc.attention import transformation_weights
 
 CLASSES = torch.tensor([0, 1, 2, 3, 4])
 SPECIFIC = ["AttentionGradCAM", "GenAtt", "GAE", "GradSAM", "PartialLRP", "TransformerAttribution", "TAM", "LeGrad"]
+TOKEN_TM = [
+    dict(zip(("transformed", "scale", "heads", "mlp"), values, strict=True))
+    for values in itertools.product(("values", "stream"), ("softmax", "mean"), ("together", "apart"), (True, False))
+]
+TOKEN_TM += [{"measured": "length"}, {"measured": "direction"}, {"measured": "direction", "scale": "softmax"}]
 
 
 def build(name, target, grid, **options):
     name, _, signed = name.partition(" of ")
     options |= {"relu": False} if signed else {"steps": 4} if name == "TAM" else {}
-    return getattr(methods, name)(target, grid, **options)
+    return posthoc.build(name, target, grid, options)
 
 
 @pytest.fixture(params=MODELS)
@@ -27,7 +35,19 @@ def model(request, make_target):
 def wanted_maps(target, image, label):
     """Compute every method's heatmap with full matrices; relevance only for models without SwiGLU."""
     seen = slow.walk(target, target.double().normalise(image[None])[0])
+    layers = range(len(seen.inputs))
+    added, norms = ([of(seen, layer) for layer in layers] for of in (slow.att_in, slow.glob_enc))
+    distances = [slow.alti(seen, layer, seen.middles[layer].detach()) for layer in layers]
+    halves = [(torch.eye(len(each)) + each / each.sum(1, keepdim=True)) / 2 for each in added]
     maps = {
+        "AttIN": slow.on_patches(seen, added[-1]),
+        "AttIN-Rollout": slow.on_patches(seen, slow.product(halves)),
+        "AttIN-PLUS": sum(slow.on_patches(seen, each) for each in added),
+        "GlobEnc": slow.on_patches(seen, norms[-1]),
+        "GlobEnc-Rollout": slow.on_patches(seen, slow.product(norms)),
+        "GlobEnc-PLUS": sum(slow.on_patches(seen, each) for each in norms),
+        "ALTI": slow.on_patches(seen, distances[-1]),
+        "ALTI-Rollout": slow.on_patches(seen, slow.product(distances)),
         "RawAttention": slow.raw_attention(seen),
         "AttentionRollout": slow.attention_rollout(seen),
         "AttentionGradCAM": slow.attention_grad_cam(seen, label),
@@ -56,21 +76,33 @@ def test_every_method_is_its_formula_in_double_precision(model, grid, images):
             agree(found, wanted, 1e-8)
 
 
+def test_options_of_alti_and_token_tm_are_their_formulas(model, grid, images):
+    model = model.double()
+    with slow.in_double():
+        seen = slow.walk(model, model.normalise(images[1:2])[0])
+        for layer, output in enumerate(seen.outputs):
+            found = posthoc.ALTI(model, grid, layer=layer, sum_to="block")(images[1:2], CLASSES[:1])[0]
+            agree(found, slow.on_patches(seen, slow.alti(seen, layer, output.detach())), 1e-8)
+        for options in TOKEN_TM:
+            found = posthoc.TokenTM(model, grid, **options)(images[1:2], torch.tensor([3]))[0]
+            agree(found, slow.token_tm(seen, 3, **options), 1e-8)
+
+
 def test_transformer_attribution_from_its_second_layer_on(make_target, grid, images):
     target = make_target(depth=3).double()
     with slow.in_double():
         seen = slow.walk(target, target.normalise(images[:1])[0])
         relevance = slow.lrp_of_attention(target, images[0], 2)
         wanted = slow.transformer_attribution(seen, 2, relevance, start=1)
-        found = methods.TransformerAttribution(target, grid, start=1)(images[:1], torch.tensor([2]))[0]
+        found = posthoc.TransformerAttribution(target, grid, start=1)(images[:1], torch.tensor([2]))[0]
         agree(found, wanted, 1e-8)
-        everything = methods.TransformerAttribution(target, grid)(images[:1], torch.tensor([2]))[0]
+        everything = posthoc.TransformerAttribution(target, grid)(images[:1], torch.tensor([2]))[0]
         assert (everything - found).abs().max() > 1e-3 * found.abs().max()
 
 
 @pytest.mark.parametrize("steps", [2, 7])
 def test_tam_integrates_over_any_number_of_images(target, grid, images, steps):
-    found = methods.TAM(target, grid, steps=steps)
+    found = posthoc.TAM(target, grid, steps=steps)
     assert found.forward_passes == steps
     with slow.in_double():
         wanted = slow.tam(target, target.normalise(images[:1])[0], 1, steps)
@@ -90,10 +122,36 @@ def test_each_of_several_functionals_is_itself_alone(make_target, grid, images, 
 
 def test_attention_pooling_is_refused(make_target, grid):
     with pytest.raises(InputError, match="pooling 'map'"):
-        methods.GAE(make_target(global_pool="map", class_token=False), grid)
+        posthoc.GAE(make_target(global_pool="map", class_token=False), grid)
 
 
 @pytest.mark.parametrize("name", SPECIFIC)
 def test_the_probability_is_explained_too(target, grid, images, name):
     found = build(name, target, grid, output="probability")(images[:2], CLASSES[:2])
     assert found.isfinite().all() and not torch.allclose(found, build(name, target, grid)(images[:2], CLASSES[:2]))
+
+
+def test_weights_of_tokens_that_stay_are_equal_and_of_tokens_that_turn_are_less():
+    tokens = torch.eye(4)[None]
+    torch.testing.assert_close(transformation_weights(tokens, tokens), torch.ones(1, 4))
+    torch.testing.assert_close(transformation_weights(tokens, tokens, "softmax"), torch.full((1, 4), 0.25))
+    turned = tokens.clone()
+    turned[0, 0] *= -1
+    assert transformation_weights(tokens, turned)[0].argmin() == 0
+    assert transformation_weights(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)).isfinite().all()
+
+
+@pytest.mark.parametrize("mlp", [True, False])
+def test_without_transformations_it_is_gae_times_the_lengths_of_the_tokens(make_target, grid, images, mlp, monkeypatch):
+    """W = 1: U_attention = I + T and U_MLP = 2 I, so R = 2^L Π (I + T_l) diag(‖E_i‖), without 2^L if mlp=False."""
+    target = make_target(depth=3)
+    monkeypatch.setattr(posthoc.attention, "transformation_weights", lambda before, *_: torch.ones(before.shape[:2]))
+    found = posthoc.TokenTM(target, grid, mlp=mlp)(images, CLASSES)
+    backbone = target.backbone
+    tokens = backbone.norm_pre(backbone._pos_embed(backbone.patch_embed(target.normalise(images))))
+    lengths = tokens[:, 1:].norm(dim=-1).unflatten(1, (4, 4)).detach()
+    torch.testing.assert_close(found, (8 if mlp else 1) * posthoc.GAE(target, grid)(images, CLASSES) * lengths)
+    with slow.in_double():
+        seen = slow.walk(target, target.double().normalise(images[:1])[0])
+        ones = slow.token_tm(seen, 0, mlp=mlp, weights_of=lambda before, *_: torch.ones(len(before)))
+    agree(found[0], ones, 1e-4)

@@ -1,11 +1,10 @@
-"""Class activation mapping, against HiResCAM of the last feature map, and models whose embedding is no mean of it."""
+"""Class activation mapping, against HiResCAM of the last feature map."""
 
 import pytest
 import torch
 from conftest import timm_model
 
 from explainers import posthoc
-from explainers.errors import UnsupportedModel
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 
@@ -41,8 +40,3 @@ def test_a_model_without_a_head_has_vectors(pixels):
     model.reset_classifier(0)
     vectors, embeddings = posthoc.CAM(TargetModel(model).eval(), GRID).decompose(pixels)
     torch.testing.assert_close(vectors.sum(1), embeddings, rtol=1e-4, atol=1e-5)
-
-
-def test_a_class_token_is_refused(target, grid):
-    with pytest.raises(UnsupportedModel, match="expected a model that averages its last feature map, got vit_tiny"):
-        posthoc.CAM(target, grid)

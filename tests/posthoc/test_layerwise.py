@@ -1,4 +1,4 @@
-"""PLUS, SkipPLUS and Rollout: sums and products over layers, of any method."""
+"""Maps of single layers against networks that start there, and their aggregations PLUS, SkipPLUS and Rollout."""
 
 import math
 from functools import partial
@@ -13,14 +13,17 @@ from toys import assert_same
 from explainers.models import TargetModel
 from explainers.models.heads import ProjectedHead
 from explainers.posthoc.attention import AttentionGradient, GenAtt, RawAttention
-from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, LayerCAM, XGradCAM, XGradCAMPlus
+from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM, XGradCAMPlus
 from explainers.posthoc.gradients import AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, ResLRP
 from explainers.posthoc.white_box import class_functionals, sum_on_grid
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
-SUMMED = {
+FORMULAS = {
+    FullGrad: references.full_grad,
+    HiResCAM: references.input_x_gradient,
+    partial(ResLRP, gamma=0.25): relevance.relevance_map(residual=0.25),
     InputXGradient: references.input_x_gradient,
     TokenGradient: references.token_gradient,
     GradCAM: references.grad_cam,
@@ -38,25 +41,35 @@ SUMMED = {
     ResLRP: relevance.res_lrp,
     LRP: relevance.lrp,
 }
+RECTIFIED = GradCAM, GradCAMPlusPlus, LayerCAM
+"""Those whose papers have a ReLU; of GradCAMElementWise no score is negative."""
 OF_EACH_KIND = [InputXGradient, GradCAMPlusPlus, AttIxG, AttentionGradient, GenAtt, DecompX, ResLRP, LRP, FullGrad]
 """Methods that record different tensors, or have different rules."""
 LABELS = torch.tensor([3, 0, 4, 1, 2])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", SUMMED)
-def test_plus_is_the_sum_over_networks_that_start_at_each_layer(double, grid, images, method):
-    """SkipPLUS, Equation 3, with every network run again from its own input."""
-    heatmaps = PLUS(double, grid, method)(images[:2], LABELS[:2])
-    assert_same(heatmaps, references.sums(double, images[:2], LABELS[:2], 0, SUMMED[method]))
+@pytest.mark.parametrize("layer", [0, -1])
+@pytest.mark.parametrize("method", FORMULAS, ids=lambda method: getattr(method, "__name__", "ResLRP of 0.25"))
+def test_the_map_of_a_layer_is_that_of_the_network_from_this_layer_on(double, grid, images, method, layer):
+    index = range(len(double.backbone.blocks))[layer]
+    expected = references.maps(double, images[:2], LABELS[:2], index, FORMULAS[method])
+    is_cam = isinstance(method, type) and issubclass(method, GradCAM)
+    of = partial(method, double, grid, layer=layer, **{"tokens": "input"} if is_cam else {})
+    assert_same((of(relu=False) if is_cam else of())(images[:2], LABELS[:2]), expected)
+    if is_cam:
+        assert_same(of()(images[:2], LABELS[:2]), expected.clamp(min=0) if method in RECTIFIED else expected)
 
 
-@pytest.mark.parametrize("method", SUMMED)
-def test_skipplus_starts_at_the_middle_layer(double, grid, images, method):
-    """SkipPLUS, Equation 4: m = ⌈L / 2⌉."""
-    middle = -(-len(double.backbone.blocks) // 2)
-    heatmaps = SkipPLUS(double, grid, method)(images[:2], LABELS[:2])
-    assert_same(heatmaps, references.sums(double, images[:2], LABELS[:2], middle, SUMMED[method]))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", [each for each in OF_EACH_KIND if each is not FullGrad], ids=lambda method: method.__name__
+)
+def test_plus_sums_the_maps_of_all_layers_and_skipplus_those_from_the_middle(double, grid, images, method):
+    """SkipPLUS, Equations 3 and 4, m = ⌈L / 2⌉, with every network run again from its own input."""
+    for aggregation, first in ((PLUS, 0), (SkipPLUS, -(-len(double.backbone.blocks) // 2))):
+        heatmaps = aggregation(double, grid, method)(images[:2], LABELS[:2])
+        assert_same(heatmaps, references.sums(double, images[:2], LABELS[:2], first, FORMULAS[method]))
 
 
 @pytest.mark.parametrize("global_pool", ["token", "avg"])

@@ -43,7 +43,6 @@ def test_occlusion_is_the_reference(target, grid, images, window):
 
 
 @torch.no_grad()
-@torch.no_grad()
 def test_coarse_occlusion_hides_cells_and_interpolates_between_their_middles(target, images):
     grid = PatchGrid(32, 4, differs=True)
     method = Occlusion(target, grid, cells=4)

@@ -12,7 +12,6 @@ from explainers.masking import PatchGrid
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 CLIP = "vit_base_patch32_clip_quickgelu_224", {"num_classes": 16}
 MODELS = {"clip": CLIP, **{name: model for name, model in slow.MODELS.items() if name != "vit"}}
-DENSE = {name: model for name, model in MODELS.items() if name != "distilled"}
 WITHOUT_A_WALK = {
     "beit": "beit_base_patch16_224",
     "dinov2 with registers": "vit_small_patch14_reg4_dinov2",
@@ -20,6 +19,11 @@ WITHOUT_A_WALK = {
     "separate values": "eva02_base_patch14_224",
 }
 METHODS = ["GradECLIP", "MaskCLIP", "NACLIP"]
+FORMULAS = dict(zip(METHODS, (references.grad_eclip, references.mask_clip, references.naclip), strict=True))
+CASES = [(model, method, {}) for model in MODELS for method in METHODS if model != "distilled"]
+CASES += [(model, "MaskCLIP", {"block": "whole"}) for model in MODELS if model != "distilled"]
+CASES += [("distilled", "GradECLIP", {}), ("clip", "NACLIP", {"std": 0.7})]
+CASES += [("clip", "GradECLIP", options) for options in ({"layers": 2}, {"similarity": "projected"})]
 
 
 def small(make_target, name, **arguments):
@@ -27,41 +31,16 @@ def small(make_target, name, **arguments):
     return make_target(name, **(size | arguments))
 
 
-def check_reference(make_target, images, grid, model, method, reference, **options):
-    """Heatmaps of two functionals, and the slow version for one image."""
-    name, arguments = model
+@pytest.mark.parametrize(("model", "method", "options"), CASES, ids=str)
+def test_heatmaps_of_two_functionals_are_the_formula(make_target, grid, images, model, method, options):
+    name, arguments = MODELS[model]
     target = small(make_target, name, **arguments).double()
     with slow.in_double():
         functionals = torch.randn(len(images), 2, target.embed_dim)
-        found = method(target, grid, **options).explain(images, functionals)
+        found = posthoc.build(method, target, grid, options).explain(images, functionals)
         seen = slow.walk(target, target.normalise(images)[1])
         for i in range(2):
-            agree(found[1, i].flatten(), reference(seen, functionals[1, i], **options), 1e-7)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_grad_eclip_weighs_channels_by_gradients_and_patches_by_cosines(make_target, grid, images, name):
-    check_reference(make_target, images, grid, MODELS[name], posthoc.GradECLIP, references.grad_eclip)
-
-
-@pytest.mark.parametrize("options", [{"layers": 2}, {"similarity": "projected"}], ids=str)
-def test_options_of_grad_eclip(make_target, grid, images, options):
-    check_reference(make_target, images, grid, CLIP, posthoc.GradECLIP, references.grad_eclip, **options)
-
-
-@pytest.mark.parametrize("block", ["values", "whole"])
-@pytest.mark.parametrize("name", DENSE)
-def test_mask_clip_projects_the_values_of_each_patch(make_target, grid, images, name, block):
-    check_reference(make_target, images, grid, DENSE[name], posthoc.MaskCLIP, references.mask_clip, block=block)
-
-
-@pytest.mark.parametrize("name", DENSE)
-def test_naclip_attends_to_similar_keys_and_to_neighbours(make_target, grid, images, name):
-    check_reference(make_target, images, grid, DENSE[name], posthoc.NACLIP, references.naclip)
-
-
-def test_a_narrow_kernel(make_target, grid, images):
-    check_reference(make_target, images, grid, CLIP, posthoc.NACLIP, references.naclip, std=0.7)
+            agree(found[1, i].flatten(), FORMULAS[method](seen, functionals[1, i], **options), 1e-7)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,54 +1,32 @@
 """DecompX and relevance, against decompositions and relevance that are propagated as tensors."""
 
-from functools import partial
-
 import pytest
 import references_propagation as references
-import references_relevance as relevance
 import torch
 from torch import nn
-from toys import assert_same
 
 from explainers.posthoc.gradients import FullGrad
 from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.propagation import (
     FROZEN,
-    LRP,
     AttnLRP,
     ConservativeLRP,
     DecompX,
     LibraGrad,
     ResLRP,
     libra,
-    positive_seeds,
 )
+from explainers.posthoc.white_box import positive_seeds
 from explainers.transformer import rules
 from explainers.transformer.recording import Record
 
 frozen_full_grad = libra(FullGrad)
-METHODS = {
-    DecompX: references.decompx,
-    AttnLRP: relevance.attn_lrp,
-    ConservativeLRP: relevance.conservative_lrp,
-    ResLRP: relevance.res_lrp,
-    partial(ResLRP, gamma=0.25): relevance.relevance_map(residual=0.25),
-    LRP: relevance.lrp,
-}
 LABELS = torch.tensor([3, 0])
 
 
 @pytest.fixture
 def images(images):
     return images[:2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layer", [0, -1])
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: getattr(method, "__name__", "ResLRP of 0.25"))
-def test_changed_gradients_propagate_relevance(double, grid, images, method, layer):
-    index = range(len(double.backbone.blocks))[layer]
-    heatmaps = method(double, grid, layer=layer)(images, LABELS)
-    assert_same(heatmaps, references.maps(double, images, LABELS, index, METHODS[method]))
 
 
 def test_libragrad_is_frozen_fullgrad_plus_of_the_probability(double, grid, images):

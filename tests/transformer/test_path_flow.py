@@ -25,16 +25,17 @@ def record_paths(target, images, blocks):
     return record
 
 
-def last(target, count):
-    return range(len(target.backbone.blocks))[-count:]
+def build(make_target, name, count):
+    """A model in double precision, the indices of its last blocks, and a functional."""
+    architecture, arguments = MODELS[name]
+    target = make_target(architecture, **arguments).double()
+    functional = torch.randn(24, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    return target, range(len(target.backbone.blocks))[-count:], functional
 
 
 @pytest.mark.parametrize("name", CLASS_TOKEN)
 def test_mlp_paths_are_gradient_times_value_through_the_class_token(make_target, images, name):
-    architecture, arguments = CLASS_TOKEN[name]
-    target = make_target(architecture, **arguments).double()
-    blocks = last(target, 3)
-    functional = torch.randn(24, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    target, blocks, functional = build(make_target, name, 3)
     with slow.in_double():
         assert has_mlp_paths(target, blocks)
         found = torch.stack(mlp_paths(target, record_paths(target, images, blocks)), 1)[1] @ functional
@@ -44,10 +45,7 @@ def test_mlp_paths_are_gradient_times_value_through_the_class_token(make_target,
 
 @pytest.mark.parametrize("name", MODELS)
 def test_paths_flow_to_the_patches_from_which_attention_moved_the_tokens(make_target, images, name):
-    architecture, arguments = MODELS[name]
-    target = make_target(architecture, **arguments).double()
-    blocks = last(target, 2)
-    functional = torch.randn(24, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    target, blocks, functional = build(make_target, name, 2)
     with slow.in_double():
         record = record_paths(target, images, blocks)
         found = path_flow(target, record)[1] @ functional
@@ -64,9 +62,7 @@ def test_paths_flow_to_the_patches_from_which_attention_moved_the_tokens(make_ta
 
 @pytest.mark.parametrize("name", CLASS_TOKEN)
 def test_sums_of_all_patches_weigh_the_flow_of_each_block(make_target, images, name):
-    architecture, arguments = CLASS_TOKEN[name]
-    target = make_target(architecture, **arguments).double()
-    blocks = last(target, 2)
+    target, blocks, _ = build(make_target, name, 2)
     with slow.in_double():
         record = record_paths(target, images, blocks)
         weights = torch.randn(len(images), 16, 2)
