@@ -91,19 +91,15 @@ def options(module: Any, compiled: Any) -> tuple[list[Option], list[Option]]:
     return [Option("as it is"), *fp32], [Option("as it is"), *bf16]
 
 
-def step(option: Option, module: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-    loss = option.loss(module, batch)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-
-
 def seconds(option: Option, module: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
     """Seconds of one step; of the processor if there is no GPU."""
     clock = time.perf_counter if module.device.type == "cuda" else processor_time
     wait(module.device)
     start = clock()
-    step(option, module, optimizer, batch)
+    loss = option.loss(module, batch)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
     wait(module.device)
     return clock() - start
 
