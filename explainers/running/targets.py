@@ -73,7 +73,7 @@ class WithoutFiles(ConfigSource):
             content = {"defaults": [{f"/data@tasks.{name}.data": name}], "tasks": {name: {"target": {"head": head}}}}
         elif group == "figures":
             content = {name: content}
-        package = "_global_" if group in ("target", "tasks") else None
+        package = {"target": "_global_", "tasks": "_global_", "metrics": "evaluation"}.get(group)
         config = OmegaConf.create(content)
         return ConfigResult(self.provider, self.full_path(), config, header={"package": package})
 

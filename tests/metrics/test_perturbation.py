@@ -228,8 +228,8 @@ def of_pixels(preset, scores, labels, num_classes, until=1.0):
 
 @pytest.mark.parametrize("name", ["positive_perturbation", "negative_perturbation"])
 def test_the_preset_of_chefer_integrates_what_its_authors_do_and_says_so(name):
-    text = (ROOT / "configs/metrics/chefer.yaml").read_text()
-    preset = OmegaConf.create(text)
+    text = (ROOT / "configs/names/metrics.yaml").read_text()
+    preset = OmegaConf.create(text).chefer
     assert preset.order == "pixels" and preset.removals == ["black"]
     assert "np.trapz from 0 %" in text and "to 90 %, not divided" in text
     scores, labels = torch.randn(6, 100), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -261,7 +261,7 @@ def test_a_sweep_until_half_is_the_first_half_of_a_whole_one(logits, pictures, s
 
 @pytest.mark.parametrize(("curve", "until"), [("insertion_accuracy_5", 0.5), ("deletion_accuracy_10", 0.3)])
 def test_the_preset_of_grad_eclip_removes_and_inserts_half_of_the_pixels(curve, until):
-    preset = OmegaConf.load(ROOT / "configs/metrics/grad_eclip.yaml")
+    preset = OmegaConf.load(ROOT / "configs/names/metrics.yaml").grad_eclip
     assert (preset.levels, preset.until, preset.order, preset.removals, preset.classes) == (
         *(11, 0.5, "pixels", ["black"], "label"),
     )

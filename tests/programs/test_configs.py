@@ -231,8 +231,8 @@ def test_every_projection_and_every_option_of_the_metrics_composes(tmp_path):
     for path in (ROOT / "configs/projection").glob("*.yaml"):
         overrides = ("experiment=self_explaining", f"projection@module.projection={path.stem}")
         assert callable(instantiate(composed(*overrides, folder=tmp_path).module.projection))
-    for path in (ROOT / "configs/metrics").glob("*.yaml"):
-        cfg = composed("experiment=demo/eval", f"metrics={path.stem}", folder=tmp_path, config="eval")
+    for name in options_of("metrics"):
+        cfg = composed("experiment=demo/eval", f"metrics={name}", folder=tmp_path, config="eval")
         assert "_target_" in OmegaConf.to_container(cfg.evaluation, resolve=True)
 
 

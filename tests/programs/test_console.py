@@ -139,6 +139,8 @@ def test_an_evaluation_without_tasks_says_how_to_name_them(tmp_path):
         ("auto", True, {}, "bf16-mixed"),
         ("cpu", True, {}, "32-true"),
         ("auto", False, {"amx_bf16": True}, "bf16-mixed"),
+        ("auto", False, {"avx512_bf16": True}, "bf16-mixed"),
+        ("auto", False, {"avx512_f": True, "avx2": True, "amx_bf16": False}, "32-true"),
         ("mps", False, {"amx_bf16": True}, "32-true"),
     ],
 )

@@ -55,7 +55,7 @@ def test_teachers_and_every_part_are_measured(tmp_path, capsys):
     places = {"weights": tmp_path / "base.safetensors", "source": source, "onto": onto, "data": tmp_path}
     files = [word for name, place in places.items() for word in (f"--{name}", str(place))]
     small = ["--model", "test_vit", "--image-size", "48", "--explained", "3", "--ranks", "4", "--budgets", "4", "8"]
-    vector_parts.main([*files, *small, "--precision", "bf16", "--methods", "DirectPaths"])
+    vector_parts.main([*files, *small, "--methods", "DirectPaths"])
     lines = capsys.readouterr().out.strip().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     parts = vector_parts.split_vector({"blocks.0.w": torch.ones(2)}, [4], [0.5, 0.75, 1.0])
