@@ -219,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     device = choose_device(given.device)
-    print(f"{device_name(device)}, torch {torch.__version__}, {given.threads} threads, {given.target}\n", flush=True)
+    without = "" if len(list_precisions(given.device)) > 1 else " without bf16, which it emulates"
+    line = f"{device_name(device)}{without}, torch {torch.__version__}, {given.threads} threads, {given.target}\n"
+    print(line, flush=True)
     modules = build(given.target, ["plain", *CASES], "", 1000, device)
     side = modules["light"].grid.image_size
     target = modules["plain"]
