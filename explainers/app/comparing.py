@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from PIL import Image
@@ -112,29 +112,24 @@ class Comparison:
         return f'<div><img alt="{html.escape(repr(self))}" src="{data_url(self.picture())}"><p>{caption}</p></div>'
 
 
+class Settings(TypedDict, total=False):
+    """Keyword arguments of `compare`, for its overloads."""
+
+    method: Method
+    weights: str | Path | None
+    device: str | torch.device | None
+    against: Images | None
+
+
 @overload
 def compare(  # type: ignore[overload-overlap]  # a text is a path, although it is iterable, too
-    images: OneImage,
-    other: OneImage,
-    model: str | nn.Module,
-    *,
-    method: Method = ...,
-    weights: str | Path | None = ...,
-    device: str | torch.device | None = ...,
-    against: Images | None = ...,
+    images: OneImage, other: OneImage, model: str | nn.Module, **settings: Unpack[Settings]
 ) -> Comparison: ...
 
 
 @overload
 def compare(
-    images: Iterable[OneImage],
-    other: OneImage,
-    model: str | nn.Module,
-    *,
-    method: Method = ...,
-    weights: str | Path | None = ...,
-    device: str | torch.device | None = ...,
-    against: Images | None = ...,
+    images: Iterable[OneImage], other: OneImage, model: str | nn.Module, **settings: Unpack[Settings]
 ) -> list[Comparison]: ...
 
 
