@@ -69,8 +69,9 @@ demo-vectors: setup ## train and measure explainability vectors on the digits: a
 # Python keeps compiled modules, so that processes of tests need not compile them again
 test check test-portable coverage: export PYTHONDONTWRITEBYTECODE :=
 
+# Three processes, because many tests wait for programs that they started: two leave a seventh of two cores idle
 test: setup lint ## lint, check types and run all tests, on two cores
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10
 
 check: setup lint ## lint, check types and run each test that is not slow, with one of its parameters, for daily work
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quick
