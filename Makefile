@@ -73,7 +73,7 @@ test check test-portable coverage: export PYTHONDONTWRITEBYTECODE :=
 test: setup lint ## lint, check types and run all tests, on two cores
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10
 
-check: setup lint ## lint, check types and run each test that is not slow, with one of its parameters, for daily work
+check: setup lint ## lint, check types and run the quick tests, each with one of its parameters, for daily work
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quick
 
 test-portable: setup ## run all tests on three kinds of kernels, with 1 and 4 threads; TESTS=tests/metrics selects some

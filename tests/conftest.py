@@ -29,7 +29,9 @@ TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_h
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="no slow tests, and of each test its first parameters")
+    parser.addoption(
+        "--quick", action="store_true", help="no slow tests and none of programs; of each its first parameters"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
@@ -38,7 +40,7 @@ def pytest_collection_modifyitems(config, items):
         return
     chosen = {}
     for item in items:
-        if not item.get_closest_marker("slow"):
+        if not item.get_closest_marker("slow") and item.path.parent.name != "programs":  # which start whole programs
             chosen.setdefault((item.path, getattr(item, "originalname", None) or item.name), item)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen.values()])
     items[:] = chosen.values()
