@@ -3,7 +3,8 @@
 Overrides of values (`trainer.max_epochs=1`) change neither which files a config is made of nor what their merge gives:
 Hydra applies them to the merged config. So both are computed once for all configs with the same chosen groups, and
 each file and each override is parsed once. What is kept is pickled: that copies a DictConfig several times faster.
-OmegaConf parses an interpolation (`${trainer.devices}`) whenever it is read; here, once.
+OmegaConf parses an interpolation (`${trainer.devices}`) whenever it is read; here, once. A setting may follow from a
+model that is built without storage: it draws no weights, for which PyTorch would run hundreds of functions of Python.
 """
 
 import pickle
@@ -16,11 +17,13 @@ from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import _utils, base
+from timm.layers import weight_init
 
 ConfigLoader = config_loader_impl.ConfigLoaderImpl
 load_file, embed_file = ConfigRepository.load_config, ConfigLoader._load_single_config
 compose_files = ConfigLoader._compose_config_from_defaults_list
 parse_rule, map_choices = OverridesParser.parse_rule, defaults_list._create_interpolation_map
+draw_weights = weight_init._trunc_normal_
 lists, kept = {}, {}
 base.parse = _utils.parse = cache(base.parse)  # what resolves a tree does not change it
 
@@ -84,6 +87,11 @@ def folders(repo):
     return [source.path for source in repo.get_sources()]
 
 
+def draw_where_stored(weight, *options):
+    """timm's `_trunc_normal_`, but for weights without storage."""
+    return weight if weight.is_meta else draw_weights(weight, *options)
+
+
 FASTER = (
     (OverridesParser, "parse_rule", lambda _, text, rule: parsed(text, rule)),
     (CachingConfigRepository, "__init__", share_files),
@@ -92,6 +100,7 @@ FASTER = (
     (ConfigLoader, "_compose_config_from_defaults_list", merge_files),
     (config_loader_impl, "create_defaults_list", list_files),
     (defaults_list, "_create_interpolation_map", choices_to_interpolate),
+    (weight_init, "_trunc_normal_", draw_where_stored),
 )
 OWN = [(place, name, getattr(place, name)) for place, name, _ in FASTER]
 

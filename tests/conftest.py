@@ -152,9 +152,12 @@ def frozen(collecting):
 
 @pytest.fixture(autouse=True)
 def seeded():
+    """Seed like `torch.manual_seed(0)`, which without a GPU keeps a traceback of each call for the first use of one."""
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)

@@ -57,6 +57,7 @@ def serve(jobs):
     """Start a fork, and a process that watches it, for each job, until the process that sends them has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # watchers leave no zombies
+    import_module("datamodules.digits")  # here once, and not in each fork: it imports scikit-learn
     with suppress(ImportError):
         import_module("ffcv.writer")  # seconds, in each fork that writes a .beton
     gc.freeze()  # or the collector of a fork would look at, and so copy, all that is imported
