@@ -152,12 +152,9 @@ def frozen(collecting):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Seed like `torch.manual_seed(0)`, which without a GPU keeps a traceback of each call for the first use of one."""
     import torch
 
-    torch.default_generator.manual_seed(0)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
