@@ -193,11 +193,17 @@ def name_of(case):
     return f"{found.__name__} {variant}".strip()
 
 
-@pytest.fixture(params=CASES, ids=name_of)
-def explainer(request, target, grid, tmp_path):
-    found, variant = request.param
+def builder(case, request):
+    """The function of a target and a grid that builds the explainer of a case."""
+    found, variant = case
     build = BUILDERS.get(found, {"": found})[variant]
-    explainer = build(target, grid, **({"folder": tmp_path} if found is ExplainabilityVector else {})).eval()
+    needs_files = found is ExplainabilityVector
+    return partial(build, folder=request.getfixturevalue("tmp_path")) if needs_files else build
+
+
+@pytest.fixture(params=CASES, ids=name_of)
+def explainer(request, target, grid):
+    explainer = builder(request.param, request)(target, grid).eval()
     with torch.no_grad():
         for weight in (weight for name, weight in explainer.named_parameters() if "target." not in name):
             # As after training: fresh networks give nearly constant heatmaps
@@ -237,13 +243,6 @@ def test_an_image_has_the_same_heatmap_alone_as_in_a_batch(explainer, images):
     assert not torch.allclose(together[0], together[1], atol=1e-3)
 
 
-@pytest.mark.situation(37)
-def test_explaining_twice_gives_the_same(explainer, images):
-    first = explainer(images, CLASSES)
-    torch.rand(7)
-    assert torch.equal(explainer(images, CLASSES), first)
-
-
 @pytest.mark.slow
 def test_an_explainer_computes_where_the_images_are(explainer, images):
     computes_where_the_images_are(explainer, images)
@@ -266,10 +265,8 @@ def computes_where_the_images_are(explainer, images, float64=True):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case[0] is not posthoc.Chance], ids=name_of)
-def test_a_grid_that_is_not_the_models_is_refused(case, target, tmp_path):
-    found, variant = case
-    build = BUILDERS.get(found, {"": found})[variant]
-    more = {"folder": tmp_path} if found is ExplainabilityVector else {}
+def test_a_grid_that_is_not_the_models_is_refused(case, target, request):
+    build = builder(case, request)
     for wrong, told in (
         (
             PatchGrid((24, 40), 4),
@@ -278,24 +275,7 @@ def test_a_grid_that_is_not_the_models_is_refused(case, target, tmp_path):
         (PatchGrid((40, 24), 8), "of images of 24 × 40 pixels, as vit_tiny_patch16_224 takes, got 40 × 24: set grid.i"),
     ):
         with pytest.raises(InputError, match=f"^expected a grid {told}"):
-            build(target, wrong, **more)
-
-
-def test_images_and_classes_stay_as_they_are(explainer, images):
-    before, classes = images.clone(), CLASSES.clone()
-    explainer(images, classes)
-    assert torch.equal(images, before)
-    assert torch.equal(classes, CLASSES)
-
-
-def test_images_of_another_size_or_type_and_an_empty_batch_are_refused(explainer, images):
-    with pytest.raises(InputError, match=r"^the grid cuts 24 × 40 images; got \(40, 24\)$"):
-        explainer(images.mT, CLASSES)
-    with pytest.raises(InputError, match=r"^expected at least one image, got an empty batch of shape \[0, 3, 24, 40\]"):
-        explainer(images[:0], CLASSES[:0])
-    if not isinstance(explainer, posthoc.Chance):  # reads no pixels as numbers
-        with pytest.raises(InputError, match="^expected uint8 images, which every model normalises itself, got float"):
-            explainer(images / 255, CLASSES)
+            build(target, wrong)
 
 
 def test_the_announced_forward_passes_are_those_that_are_made(explainer, target, images):
@@ -318,7 +298,7 @@ def image_methods(explainer):
     return {name: names[1:] for name, names in arguments.items() if names[:1] == ["images"]}
 
 
-def test_every_method_refuses_images_of_another_size_and_an_empty_batch(explainer, target, images):
+def test_images_of_another_size_or_type_and_an_empty_batch_are_refused_by_every_method(explainer, target, images):
     given = {
         "classes": lambda images: CLASSES[: len(images)],
         "functionals": lambda images: target.head.weight[CLASSES[: len(images)]].detach(),
@@ -326,9 +306,15 @@ def test_every_method_refuses_images_of_another_size_and_an_empty_batch(explaine
         "heads": lambda images: [target.classify],
     }
     for name, others in image_methods(explainer).items():
-        for wrong, told in ((images.mT, "the grid cuts 24 × 40 images; got"), (images[:0], "at least one")):
+        for wrong, told in (
+            (images.mT, r"^the grid cuts 24 × 40 images; got \(40, 24\)$"),
+            (images[:0], r"^expected at least one image, got an empty batch of shape \[0, 3, 24, 40\]"),
+        ):
             with pytest.raises(InputError, match=told):
                 getattr(explainer, name)(wrong, *(given[other](wrong) for other in others))
+    if not isinstance(explainer, posthoc.Chance):  # reads no pixels as numbers
+        with pytest.raises(InputError, match="^expected uint8 images, which every model normalises itself, got float"):
+            explainer(images / 255, CLASSES)
 
 
 def test_the_methods_of_images_are_found(grid, target):
@@ -372,11 +358,15 @@ def test_classes_of_another_model_change_nothing_where_classes_are_not_read(expl
     assert torch.equal(explainer(images, CLASSES + 1000), explainer(images, CLASSES))
 
 
+@pytest.mark.situation(37)
 @pytest.mark.situation(38)
-def test_explaining_leaves_the_target_and_the_explainer_as_they_were(explainer, target, images):
+def test_explaining_leaves_all_as_it_was_and_gives_the_same_again(explainer, target, images):
     target_before, before = copy.deepcopy((target.state_dict(), explainer.state_dict()))
-    mode = modes(explainer)
-    explainer(images, CLASSES)
+    mode, images_before, classes = modes(explainer), images.clone(), CLASSES.clone()
+    first = explainer(images, classes)
+    torch.rand(7)
+    assert torch.equal(explainer(images, classes), first)
+    assert torch.equal(images, images_before) and torch.equal(classes, CLASSES)
     for module, state in ((target, target_before), (explainer, before)):
         assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
     assert modes(explainer) == mode

@@ -93,14 +93,20 @@ def as_target(
         given = Given(*stated, size or found.transform.size, given.classes, found.transform, score)
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
-    if target is not None or isinstance(model, partial) and isinstance(model.func, nn.Module):
-        return _read_output(model, weights, target, given)
-    if not isinstance(model, nn.Module):
+    module = model.func if isinstance(model, partial) else model
+    if not isinstance(module, nn.Module):
         raise InputError(
-            f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a name"
-            " such as vit_tiny_patch16_224, or a TargetModel"
+            f"expected a model, or the name of a timm model, got {type(module).__name__}: give a torch.nn.Module, a"
+            " name such as vit_tiny_patch16_224, or a TargetModel"
         )
-    return _find_target(take_off_wrappers(model), weights, given)
+    module = take_off_wrappers(module)
+    if weights is not None and (find_library(module) is None or hasattr(module, "timm_model")):
+        raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
+    if isinstance(model, partial):
+        if model.args:
+            raise InputError("expected further inputs by name, as in functools.partial(model, name=...), got no names")
+        return _read_output(module, weights, target, model.keywords, given)
+    return _find_target(module, weights, given) if target is None else _read_output(module, weights, target, {}, given)
 
 
 def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
@@ -109,8 +115,6 @@ def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
     if library is not None and not hasattr(model, "timm_model"):
         inputs = library.find_inputs(model, weights, given.size).override(given, count)
         return _convert(model, library.plan, inputs)
-    if weights is not None:
-        raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if is_clip(model):
         tower = find_tower(model)
         inputs = find_inputs(tower, given.size).override(given._replace(classes=()), count)
@@ -173,9 +177,10 @@ def _take_whole(model: nn.Module, inputs: Inputs) -> TargetModel:
     return plain_target(model, inputs.mean, inputs.std, inputs.size, inputs.classes, inputs.transform, inputs.score)
 
 
-def _read_output(model: Any, weights: Any, function: TargetFunction | None, given: Given) -> TargetModel:
+def _read_output(
+    module: Any, weights: Any, function: TargetFunction | None, fixed: dict[str, Any], given: Given
+) -> TargetModel:
     """Explain what a function reads of a module's output, or the output of one whose further inputs are fixed."""
-    module: Any = model.func if isinstance(model, partial) else model
     library = find_library(module)
     if library is not None:
         inputs = library.find_inputs(module, weights, given.size)
@@ -186,7 +191,7 @@ def _read_output(model: Any, weights: Any, function: TargetFunction | None, give
     given = given if function is None else given._replace(score="value")
     inputs = inputs.override(given, count_channels(module))
     print(f"{type(module).__name__} stays as it is; {inputs}", file=sys.stderr, flush=True)
-    return _take_whole(OutputReader(model, function), inputs)
+    return _take_whole(OutputReader(module, function, fixed), inputs)
 
 
 def _override_settings(

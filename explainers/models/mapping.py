@@ -296,7 +296,7 @@ def check_stated(model: nn.Module, **stated: Any) -> None:
     if missing:
         *others, last = stated
         raise InputError(
-            f"expected {', '.join(others)} and {last} of the images on which {type(model).__name__} was trained, got no"
+            f"expected {', '.join(others)} and {last} of the images on which {model._get_name()} was trained, got no"
             f" {missing}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
             " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
         )

@@ -1,7 +1,6 @@
 """A number that is read of any output of any module, such as a region of a segmentation or a detected box."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,21 +15,27 @@ class OutputReader(nn.Module):
     """A module whose further inputs are fixed, and what a function reads of its output.
 
     Args:
-        model: a module; or `functools.partial` of one with further inputs by name. A tensor of one row is repeated for
-            every image.
+        model: the module.
         function: reads one number of each image; `None` returns the output itself.
+        fixed: further inputs by name. A tensor of one row is repeated for every image.
 
     >>> import torch
-    >>> twice = OutputReader(partial(nn.Bilinear(2, 2, 3), input2=torch.ones(1, 2)), lambda output: output[:, 0])
+    >>> twice = OutputReader(nn.Bilinear(2, 2, 3), lambda output: output[:, 0], {"input2": torch.ones(1, 2)})
     >>> twice(torch.zeros(4, 2)).shape
     torch.Size([4, 1])
     """
 
-    def __init__(self, model: Any, function: TargetFunction | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, function: TargetFunction | None = None, fixed: dict[str, Any] | None = None
+    ) -> None:
         super().__init__()
-        self.model: Any = model.func if isinstance(model, partial) else model
-        self.fixed: dict[str, Any] = dict(model.keywords) if isinstance(model, partial) else {}
+        self.model = model
         self.function = function
+        self.fixed = fixed or {}
+
+    def _get_name(self) -> str:
+        """Name of the module, for messages."""
+        return self.model._get_name()
 
     def forward(self, images: Tensor) -> Any:
         """Compute the output for images (B, C, H, W), or what is read of it, (B, 1)."""

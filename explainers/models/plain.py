@@ -61,7 +61,7 @@ class PlainBackbone(nn.Module):
         self.repeats_layers = probed.repeats
         self.in_chans = len(mean)
         self.pretrained_cfg = {
-            "architecture": type(model).__name__,
+            "architecture": model._get_name(),
             "input_size": (len(mean), *size),
             "mean": tuple(mean),
             "std": tuple(std),
@@ -75,7 +75,7 @@ class PlainBackbone(nn.Module):
 
     def forward_features(self, normalised: Tensor) -> Tensor:
         """Embed normalised images (B, C, H, W) → (B, D)."""
-        return take_logits(self.model(normalised.contiguous()), type(self.model).__name__)
+        return take_logits(self.model(normalised.contiguous()), self.model._get_name())
 
     def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
         """Return the embeddings, (B, D): the head is no part of the backbone."""
@@ -165,7 +165,7 @@ def plain_target(
     images = probe_images(own, (count, *size))
     probed = probe(own, images)
     if score != "value":
-        check_no_probabilities(probed.logits, type(model).__name__)
+        check_no_probabilities(probed.logits, model._get_name())
     head = _take_head(own, probed, images)
     width = getattr(head, "in_features", probed.logits.shape[1])
     backbone = PlainBackbone(own, means, stds, size, patch_size, width, probed, transform)
@@ -189,7 +189,7 @@ def _take_head(model: nn.Module, probed: "Probed", images: Tensor) -> nn.Module:
         model.set_submodule(name, nn.Identity())
         try:
             with torch.no_grad():
-                embeddings = take_logits(model(images), type(model).__name__)
+                embeddings = take_logits(model(images), model._get_name())
                 if torch.allclose(head(embeddings), probed.logits, rtol=1e-4, atol=1e-5):
                     return head
         except Exception:  # it reads the layer's weights or attributes besides
@@ -273,7 +273,7 @@ def probe(model: nn.Module, images: Tensor) -> Probed:
         InputError: if the model is not a classifier of normalised float images (B, C, H, W) of this size, or if
             its logits are not finite, are random, or depend on the other images of a batch.
     """
-    name, images = type(model).__name__, images.clone().requires_grad_()
+    name, images = model._get_name(), images.clone().requires_grad_()
     try:
         with torch.inference_mode(False), torch.enable_grad(), _record_layers(model) as probed:
             logits = probed.logits = take_logits(model(images), name)

@@ -102,6 +102,29 @@ def test_a_second_input_is_fixed_by_partial():
         torch.testing.assert_close(read(IMAGES)[:, 0], target(IMAGES)[:, 3])
 
 
+def test_what_wraps_a_module_is_taken_off_and_messages_name_the_module(capsys):
+    target = as_target(nn.DataParallel(Segments().eval()), target=region, **STATED)
+    assert target.name == "Segments" and type(target.backbone.model.model) is Segments
+    assert (
+        "DataParallel: taken off, and Segments inside is explained\nSegments stays as it is" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "told"),
+    [
+        (7, {"target": region}, "expected a model, or the name of a timm model, got int: give"),
+        (partial(len), {}, "expected a model, or the name of a timm model, got builtin_function_or_method: give"),
+        (partial(Two(), torch.zeros(1, 2)), STATED, "expected further inputs by name, as in functools.partial"),
+        (Segments(), {"target": region, "weights": "w.pth", **STATED}, "expected weights for the name of a timm model"),
+        (Segments(), {"target": region, "mean": 0.5, "std": 0.5}, "expected mean, .* on which Segments was trained"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(model, settings, told):
+    with pytest.raises(InputError, match=f"^{told}"):
+        as_target(model, **settings)
+
+
 @pytest.mark.parametrize("read", [lambda output: output["out"], lambda output: 1.0])
 def test_a_function_that_returns_no_number_of_each_image_is_refused(read):
     with pytest.raises(InputError, match="^target= needs a function that returns one number for each image"):
