@@ -146,7 +146,7 @@ class Explainer(Protocol):
         """Explain one class of each image.
 
         Args:
-            images: uint8, (B, C, H, W).
+            images: (B, C, H, W).
             classes: the class to explain in each image, (B,).
 
         Returns:
@@ -160,7 +160,7 @@ class SelfExplainer(Protocol):
     """An explainer that is also a classifier, so that its accuracy can be measured."""
 
     def logits(self, images: Tensor) -> Tensor:
-        """Classify uint8 images (B, C, H, W) → logits (B, K)."""
+        """Classify images (B, C, H, W) → logits (B, K)."""
         ...
 
 
@@ -169,10 +169,10 @@ class FunctionalExplainer(Protocol):
     """An explainer of any linear functional of the embedding, such as the logit of a class under a linear head."""
 
     def explain(self, images: Tensor, functionals: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
-        """Explain v · G(x) of uint8 images.
+        """Explain v · G(x) of images.
 
         Args:
-            images: uint8, (B, C, H, W).
+            images: (B, C, H, W).
             functionals: v, (B, D), or (B, V, D) for several of each image; or a function of the embeddings (B, D) that
                 returns v (B, V, D), such as one that divides by their length.
 
@@ -187,7 +187,7 @@ class VectorExplainer(Protocol):
     """An explainer with one vector c_z of each patch: v · c_z attributes v · G(x), for any linear functional v."""
 
     def decompose(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the vectors c_z (B, N, D) and the embeddings (B, D) of uint8 images (B, C, H, W)."""
+        """Compute the vectors c_z (B, N, D) and the embeddings (B, D) of images (B, C, H, W)."""
         ...
 
 
@@ -196,7 +196,7 @@ class PreparedExplainer(Protocol):
     """An explainer that computes what all classes need once, so that every further class costs almost nothing."""
 
     def prepare(self, images: Tensor) -> Callable[[Tensor], Tensor]:
-        """Do the expensive part for uint8 images (B, C, H, W).
+        """Do the expensive part for images (B, C, H, W).
 
         Returns:
             A function of the class to explain in each image, (B,) → heatmaps (B, rows, columns), equal to those of

@@ -43,15 +43,18 @@ def parse_white(text: str) -> float | tuple[float, float]:
     >>> parse_white("4095"), parse_white("-1,1")
     (4095.0, (-1.0, 1.0))
     """
-    values = tuple(float(part) for part in text.split(","))
-    if len(values) > 2:
-        raise argparse.ArgumentTypeError(f"expected one value, or two, got {text}")
+    try:
+        values = tuple(map(float, text.split(",")))
+    except ValueError:
+        values = ()
+    if len(values) not in (1, 2):
+        raise argparse.ArgumentTypeError(f"expected one number, or two, got {text}")
     return values[0] if len(values) == 1 else (values[0], values[1])
 
 
 def parse_bands(text: str) -> list[int]:
     """Numbers of bands, such as 3,2,1."""
-    return [int(part) for part in text.split(",")]
+    return [parse_number(part.strip()) for part in text.split(",")]
 
 
 def parse_path(text: str) -> Path:

@@ -32,14 +32,12 @@ def audit(options: Namespace) -> None:
     """Audit a model, and print the most suspicious groups; or write a head without some, after an audit."""
     check_writable(options.output)
     model, weights, methods = model_and_methods(options)
-    if len(methods) > 1:
-        raise InputError("--method: expected one explainer, got several: leave out all but one")
     pixels = {"white": options.white, "bands": options.bands}
     device, size = choose_device(options), options.batch_size
     session = start_session(model, methods[0], device, weights=weights, batch_size=size, **pixels)
     if options.without is not None:
         return write_repair(session, options)
-    if options.labels is None and any(entry.is_dir() for entry in options.folder.iterdir()):
+    if options.labels is None and any(entry.is_dir() for entry in options.folder.glob("*")):
         print_error(f"{options.folder}: no accuracy without labels; --labels folder takes its folders as classes")
     command = ["explainers", *sys.argv[1:]]
     chosen = options.labels, options.output, options.texts, options.masks, options.groups, options.passes or PASSES

@@ -90,7 +90,7 @@ def find_labels(labels: Labels, photos: Sequence[Photo], target: TargetModel) ->
     if isinstance(labels, Mapping):
         known = {name: class_index(each, names, "labels") for name, each in labels.items()}
         return torch.tensor([known.get(photo.name, -1) for photo in photos])
-    return torch.tensor(find_image_classes(labels, names, len(photos)))
+    return torch.tensor(find_image_classes(labels, names, len(photos), "labels"))
 
 
 def _find_folder_labels(photos: Sequence[Photo], target: TargetModel) -> Tensor:

@@ -211,7 +211,7 @@ def open_audit(session: Session, folder: str | Path, output: str | Path) -> Fold
     }
     difference = name_difference(saved, json.loads(json.dumps(own)))
     if difference is not None:
-        raise InputError(f"output {output} holds another audit, which differs in {difference}: repeat its command")
+        raise InputError(f"{output} holds another audit, which differs in {difference}: repeat its command")
     return FolderAudit(**vars(audit), session=session, photos=photos, store=store)
 
 

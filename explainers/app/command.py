@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import re
 import signal
 import sys
 import warnings
@@ -34,12 +35,15 @@ ABSENT = (
 
 AS_TYPED = {
     "weights=FILE": "--weights FILE",
-    "target.head=...": "--head FILE",
+    "head=, target.head=...": "--head FILE",
     "load(..., target=TargetModel(...))": "--model NAME --weights FILE",
     "one image in image,": "one image as IMAGE,",
     "one image in other,": "one image as --similar-to,",
     'labels="folder"': "--labels folder",
-    "without: expected": "--without: expected",
+    "expected a list of names": "expected --class-names as a list of names",
+    "image_size": "--image-size",
+    **{f"{name}=": f"--{name}=" for name in ("against", "bands", "groups", "strength", "white")},
+    **{f"{name}: expected": f"--{name}: expected" for name in ("output", "without")},
 }
 """How messages of the library name a setting → what to type here."""
 
@@ -127,6 +131,8 @@ def print_error(message: Exception | str, *_: Any, **__: Any) -> None:
     Characters that could steer the terminal are left out.
     """
     line = " ".join(str(message).splitlines())
+    line = re.sub(r"(image_size=)\((\d+), (\d+)\)", r"\1\2x\3", line)
+    line = re.sub(r"((?:bands|white)=)\((.+?)\)", lambda found: found[1] + found[2].replace(", ", ","), line)
     for setting, option in AS_TYPED.items():
         line = line.replace(setting, option)
     print(f"explainers: {printable(line)}", file=sys.stderr, flush=True)
@@ -175,7 +181,8 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "--method": {
         "type": parse_methods,
-        "default": ["auto"],
+        "action": "extend",
+        "default": argparse.SUPPRESS,  # which leaves the default of all commands
         "metavar": "NAME",
         "help": "see `explainers list`; with options as in 'RISE(masks=500)' (default: auto)",
     },
@@ -313,7 +320,7 @@ def _add_benchmark(commands: Any) -> None:
     _add_shared(add, *MODEL, "--image-size", "--score", "--passes")
     add.add_argument("images", nargs="+", metavar="IMAGE", help="files or folders")
     add.add_argument(
-        "--methods", type=parse_methods, metavar="A,B", help="compared with chance (default: auto and a few others)"
+        "--methods", type=parse_methods, action="extend", metavar="A,B", help="beside chance (default: auto and others)"
     )
     add.add_argument("--limit", type=parse_positive, default=100, metavar="N", help="the first N images (default: 100)")
     add.add_argument(

@@ -40,8 +40,8 @@ class Comparison:
     """Why an image is like another one.
 
     Args:
-        image: what the model sees of the image, uint8 (3, S, S).
-        other: what it sees of the other one, uint8 (3, S, S).
+        image: what the model sees of the image, as pictures show it, uint8 (3, H, W).
+        other: the same of the other image.
         name: name of the image's file, or its number.
         other_name: that of the other image.
         likeness: of this one pair of images.
@@ -276,7 +276,7 @@ def _embeddings(session: Session, photos: list[Photo]) -> tuple[Tensor, list[int
 
 
 def _embed(session: Session, pixels: Tensor) -> Tensor:
-    """Embed uint8 pixels (B, 3, S, S): (B, D), on the CPU."""
+    """Embed pixels, uint8 or uint16 (B, C, H, W): (B, D), on the CPU."""
     target = session.target
     with session.computing():
         return target.embed(target.normalise(pixels.to(target.mean.device))).float().cpu()

@@ -50,7 +50,7 @@ def evaluate(
     `model`, `images`, `weights` and `device` are those of `explain`.
 
     Args:
-        explainers: name → explainer, or a list of explainers: any function of uint8 images (B, C, H, W) and classes
+        explainers: name → explainer, or a list of explainers: any function of images (B, C, H, W) and classes
             (B,) that returns heatmaps (B, rows, columns), a name of a method, or what `explain` takes else. `None`
             takes the default methods that explain the model.
         classes: the class whose probability is measured, by name or index, or one for each image; `None` for the

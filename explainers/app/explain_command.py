@@ -146,11 +146,8 @@ def describe(drawn: Drawn, name: str, file: Path) -> str:
 def nearest(options: Namespace) -> None:
     """Find the images of a folder that are most like an image; write a picture and print a line for each."""
     check_writable(options.output)
-    sessions = start_sessions(options)
-    if len(sessions) > 1:
-        listed = ", ".join(session.method for session in sessions)
-        raise InputError(f"expected one method in --method, got {listed}: leave out all but one")
-    for number, found in enumerate(stream_nearest(sessions[0], options.image, options.folder, options.k), 1):
+    (session,) = start_sessions(options)
+    for number, found in enumerate(stream_nearest(session, options.image, options.folder, options.k), 1):
         file = options.output / picture_name(options.image, found.method, f"nearest {number}")
         found.save(file, smooth=not options.patches)
         print(f"{number}. {describe(found, found.name, file)}", flush=True)
@@ -161,8 +158,6 @@ def serve(options: Namespace) -> None:
     from explainers.app.page import serve as serve_page  # with Gradio, which takes seconds
 
     model, weights, methods = model_and_methods(options)
-    if len(methods) > 1:
-        raise InputError("expected one method in --method, got several: the page compares it with others")
     serve_page(
         model,
         weights,

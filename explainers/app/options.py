@@ -61,18 +61,26 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
                 "--weights, --head, --score and --image-size need --model beside --explainer: name the model"
             )
         explainer = load(options.explainer)
-        return explainer.target, None, [explainer]
+        return _name_classes(explainer.target, options), None, [explainer]
     methods: list[Method] = [
         {name: chosen} if chosen else name for name, chosen in label_methods(options.method).values()
     ]
     methods = [Path(options.explainer)] if options.explainer else methods
+    purpose = "--similar-to" if options.similar_to else options.run
+    if len(methods) > 1 and purpose not in ("explain", "benchmark"):
+        listed = ", ".join(label_methods(options.method))
+        raise InputError(f"--method {listed}: expected one method for {purpose}: leave out all but one")
     model = options.model or DEFAULT_MODEL
     if all(each is None for each in (options.head, options.score, options.image_size, options.class_names)):
         return model, options.weights, methods
     target = TargetModel(timm_model(model, options.weights), options.head, options.score).eval()
+    return as_target(_name_classes(target, options), image_size=options.image_size), None, methods
+
+
+def _name_classes(target: TargetModel, options: Namespace) -> TargetModel:
     if options.class_names:
         target.classes = list_names(read_names(options.class_names), target.num_classes)
-    return as_target(target, image_size=options.image_size), None, methods
+    return target
 
 
 def choose_device(options: Namespace) -> str | None:

@@ -1,4 +1,4 @@
-"""Images as people have them: files, folders, PIL images, arrays and tensors become the squares that a model sees."""
+"""Images as people have them: files, folders, PIL images, arrays and tensors become what a model sees."""
 
 import os
 import re

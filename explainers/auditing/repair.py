@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from explainers.auditing.groups import Centres, Store, assign
 from explainers.auditing.hiding import Photos
 from explainers.auditing.tally import PRESENT, find_share
-from explainers.errors import InputError, check_distinct, check_positive, checks_choices
+from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import Removal
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows
@@ -202,11 +202,11 @@ def repair(
 
 def check_groups(groups: Sequence[int], count: int) -> None:
     """Raise an InputError unless there are some groups, each once and from 0 to `count` − 1."""
-    check_distinct(without=groups)
-    if not groups or not all(0 <= group < count for group in groups):
+    if not groups or not all(0 <= group < count for group in groups) or len(set(groups)) < len(groups):
+        given = ", ".join(map(str, groups)) or "none"
         raise InputError(
-            f"without: expected numbers of groups from 0 to {count - 1}, got {', '.join(map(str, groups)) or 'none'}:"
-            " take those that the audit prints"
+            f"without: expected different numbers of groups from 0 to {count - 1}, got {given}: take those that the"
+            " audit prints"
         )
 
 
@@ -332,7 +332,7 @@ def measure_moments(members: Members, edit: HeadEdit, photos: Photos, numbers: S
         part = "no patch" if counts[1] else "all patches"
         raise InputError(
             f"without: expected groups with some patches of {len(numbers)} images, got {part}: mark"
-            f" {'others' if counts[1] else 'fewer'}, or draw more images (images=)"
+            f" {'others' if counts[1] else 'fewer'}"
         )
     group, others = (total / count for total, count in zip(sums, counts, strict=True))
     return group, others

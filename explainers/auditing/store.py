@@ -177,8 +177,8 @@ class EvidenceStore:
             difference = name_difference(read_header(path, KIND), stated)
             if difference is not None:
                 raise InputError(
-                    f"output {self.folder.parent} holds another audit, which differs in {difference}: give another"
-                    " folder, or delete this one"
+                    f"output: expected a folder of this audit alone, got {self.folder.parent}, which holds another"
+                    f" audit, which differs in {difference}: give another folder, or delete this one"
                 )
 
     def _wait(self, shards: int, processes: int) -> None:

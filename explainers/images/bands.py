@@ -51,7 +51,7 @@ class PixelFormat:
     def __post_init__(self) -> None:
         black, white = (0, self.white) if not isinstance(self.white, tuple | list) else self.white
         if white is not None and not black < white:
-            raise InputError(f"white={self.white}: expected a value above black's, such as white=4095 or (-1, 1)")
+            raise InputError(f"white={self.white}: expected a value above black's, such as white=4095 or white=(-1, 1)")
         if self.bands is not None and self.channels <= len(COLOURS) + 1:
             raise InputError(f"bands={self.bands}: the model has {self.channels} channels: leave it out")
         if self.bands is not None and (len(self.bands) != 3 or not set(self.bands) <= set(range(self.channels))):

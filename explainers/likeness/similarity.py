@@ -84,8 +84,8 @@ def likeness(
 
     Args:
         explainer: see `vectors_of`, as for `chunk_size`.
-        first: uint8, (B, C, H, W).
-        second: uint8, (B, C, H, W).
+        first: uint8 or uint16, (B, C, H, W).
+        second: uint8 or uint16, (B, C, H, W).
         centre: m, (D,), see `subtract_centre`; `None` for 0.
     """
     if len(first) != len(second):
@@ -133,7 +133,7 @@ def vectors_of(explainer: Explainer, images: Tensor, chunk_size: int = CHUNK) ->
 
     Args:
         explainer: a `VectorExplainer`, or a method whose attribute `linear` is True.
-        images: uint8, (B, C, H, W).
+        images: uint8 or uint16, (B, C, H, W).
         chunk_size: number of functionals that a method explains at once; fewer take less memory and more time.
 
     Returns:
@@ -185,7 +185,7 @@ def similar_to(
 
     Args:
         explainer: an explainer of functionals, such as AnyHead, or a method that reads the inside of a transformer.
-        images: uint8, (B, C, H, W).
+        images: uint8 or uint16, (B, C, H, W).
         others: e', embeddings of V other images for all, (V, D), or of V for each image, (B, V, D).
         centre: m, (D,), see `subtract_centre`; `None` for 0.
         length: see `cosine_functionals`.

@@ -60,13 +60,13 @@ def match_classes(names: Sequence[str], target: Any) -> list[int]:
     if known or len(names) != count:
         raise InputError(
             f"expected images of the head's {count} classes{f' ({shown[0]})' * bool(known)}, got"
-            f" {len(names)} ({shown[1]}): give the head of this task (target.head=...), or other images"
+            f" {len(names)} ({shown[1]}): give the head of this task (head=, target.head=...), or other images"
         )
     numbered = set(names) == {str(number) for number in range(count)}
     order = "a folder's number is taken as its logit" if numbered else f"the order is taken as {shown[1]}"
     warnings.warn(
         f"the classes of {target.name} are unknown, because its head has no names: {order}; if it was trained in"
-        " another, give a head with names (target.head=...)",
+        " another, give a head with names (head=, target.head=...)",
         stacklevel=2,
     )
     return [int(name) for name in names] if numbered else list(range(count))
@@ -175,26 +175,24 @@ def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str 
     raise InputError(f"expected {setting} among the {len(names)} classes of the model, got {wanted}: {hint}")
 
 
-def find_image_classes(classes: Any, names: Sequence[str], count: int) -> list[int | None]:
+def find_image_classes(classes: Any, names: Sequence[str], count: int, setting: str = "classes") -> list[int | None]:
     """Find the class of each of `count` images, of which one is given for all, or one for each; `None` as it is."""
     if hasattr(classes, "tolist"):  # a tensor or an array
         classes = classes.tolist()
     if classes is None:
         return [None] * count
     if isinstance(classes, str) or not isinstance(classes, Sequence):
-        return [class_index(classes, names)] * count
+        return [class_index(classes, names, setting)] * count
     if len(classes) != count:
-        raise InputError(
-            f"classes= needs one class, or one for each of {count} images, got {len(classes)}: for several classes"
-            " of an image, take explanation.of(...)"
-        )
-    return [class_index(each, names) for each in classes]
+        advice = "for several classes of an image, take explanation.of(...)" if setting == "classes" else "give as many"
+        raise InputError(f"{setting}= needs one class, or one for each of {count} images, got {len(classes)}: {advice}")
+    return [class_index(each, names, setting) for each in classes]
 
 
 def find_other_classes(against: Any, chosen: Sequence[int | None], names: Sequence[str]) -> list[int]:
     """Find the classes from which the `chosen` ones are told apart; an InputError if one of them is chosen, too."""
     listed = against if isinstance(against, Sequence) and not isinstance(against, str) else [against]
-    others = [] if against is None else [class_index(each, names) for each in listed]
+    others = [] if against is None else [class_index(each, names, "against") for each in listed]
     for other in set(others) & set(chosen):
         raise InputError(f"against={names[other]!r}: expected another class than the explained one: name one")
     if others and len(set(others)) == len(names):

@@ -94,7 +94,7 @@ def test_the_same_call_again_takes_the_stored_evidence(audited, folder, target, 
 
 def test_another_audit_in_the_folder_is_refused_with_what_differs(audited, folder, target):
     _, output = audited
-    with pytest.raises(InputError, match="output .* holds another audit, which differs in images"):
+    with pytest.raises(InputError, match="^output: expected .* holds another audit, which differs in images"):
         explainers.audit(folder, target, method="DirectPaths", output=output)
 
 
@@ -136,7 +136,8 @@ def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
     [
         ({"method": "RISE"}, "^method RISE: expected an explainer with vectors"),
         ({"groups": 10_000}, "^expected groups of at most .* got groups=10000"),
-        ({"labels": ["cats"]}, "classes= needs one class, or one for each of 24 images, got 1"),
+        ({"labels": ["cats"]}, "^labels= needs one class, or one for each of 24 images, got 1"),
+        ({"labels": ["cat"] * 24}, "^expected labels among the 2 classes of the model, got cat: did you mean cats"),
         ({"labels": "folders"}, "^labels='folders': expected \"folder\""),
         ({"texts": ["grass"]}, "expected an image tower of CLIP or SigLIP"),
         ({"masks": "nowhere"}, "got 'nowhere': there is no such file"),
@@ -232,7 +233,8 @@ def test_without_writes_a_head_that_explains(run, audited, folder, target):
 def test_without_needs_an_audit_of_this_model_and_folder_and_groups_that_are_there(run, audited, folder, tmp_path):
     _, output = audited
     for words, message in (
-        (["--output", output, "--without", "99"], "--without: expected numbers of groups from 0 to 3, got 99"),
+        (["--output", output, "--without", "99"], "--without: expected different numbers of groups from 0 to 3, got"),
+        (["--output", output, "--without", "0", "--strength", "-1"], "expected strength above 0, got --strength=-1"),
         (["--output", tmp_path, "--without", "3", "7"], "--without 3 7: expected the folder of an audit, got"),
     ):
         status, lines, errors = run(*words)

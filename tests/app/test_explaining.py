@@ -270,7 +270,7 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
         ({"model": "vit_tinny"}, "got vit_tinny: did you mean "),
         ({"classes": 1, "against": 1}, "^against='.*': expected another class than the explained one"),
         ({"against": [0, 1, 2, 3, 4]}, "^against= names all 5 classes"),
-        ({"classes": 1, "against": "no such"}, "^expected classes among the 5"),
+        ({"classes": 1, "against": "no such"}, "^expected against among the 5"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(given, message, target):

@@ -111,8 +111,8 @@ def test_the_head_of_the_caller_stays_where_it_was(target, head):
     ("given", "message"),
     [
         ({"text": ""}, "^expected texts that are not empty, such as 'a photo of a cat', got ''$"),
-        ({"against": "a cat"}, "^expected other texts to compare each text with, got the same text alone$"),
-        ({"text": None, "against": "a dog", "text_head": None}, "^expected classes among the "),
+        ({"against": "a cat"}, "^against= needs other texts to compare each text with, got the same text alone$"),
+        ({"text": None, "against": "a dog", "text_head": None}, "^expected against among the "),
         ({"classes": 1}, "^classes= and text= exclude each other: leave out one of them$"),
         ({"method": "RISE"}, "^expected an explainer of any functional .* got RISE, .* take AnyHead, or a method"),
         ({"text_head": None}, "^expected an image tower of CLIP or SigLIP for texts, got vit_tiny_patch16_224: "),

@@ -194,7 +194,7 @@ def test_a_report_card_compares_two_heads(planted):
 
 
 def test_bad_marks_and_heads_are_refused(planted):
-    for groups, message in (([], "from 0 to 3, got none"), ([4], "got 4"), ([1, 1], "each of without once")):
+    for groups, message in (([], "from 0 to 3, got none"), ([4], "got 4"), ([1, 1], "got 1, 1: take")):
         with pytest.raises(InputError, match=message):
             repair(planted.store, planted, planted.centres, groups, planted.read)
     with pytest.raises(InputError, match="got a reliance of 0.100 as it is, and more"):
