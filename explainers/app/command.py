@@ -41,11 +41,12 @@ AS_TYPED = {
     "one image in other,": "one image as --similar-to,",
     'labels="folder"': "--labels folder",
     "expected a list of names": "expected --class-names as a list of names",
-    "image_size": "--image-size",
-    **{f"{name}=": f"--{name}=" for name in ("against", "bands", "groups", "strength", "white")},
-    **{f"{name}: expected": f"--{name}: expected" for name in ("output", "without")},
+    "output: expected": "--output: expected",
+    "without: expected": "--without: expected",
 }
 """How messages of the library name a setting → what to type here."""
+SETTING = re.compile(r"(?<![\w.-])(image_size|(?:against|bands|groups|strength|white)(?==))(=\(.*?\))?")
+"""A setting of the library that is an option of this name, and its value if that is a tuple."""
 
 EXAMPLES = """examples:
   explainers explain photo.jpg                          the predicted class, as explained/photo_AnyHead.png
@@ -131,11 +132,17 @@ def print_error(message: Exception | str, *_: Any, **__: Any) -> None:
     Characters that could steer the terminal are left out.
     """
     line = " ".join(str(message).splitlines())
-    line = re.sub(r"(image_size=)\((\d+), (\d+)\)", r"\1\2x\3", line)
-    line = re.sub(r"((?:bands|white)=)\((.+?)\)", lambda found: found[1] + found[2].replace(", ", ","), line)
     for setting, option in AS_TYPED.items():
         line = line.replace(setting, option)
+    line = SETTING.sub(_name_option, line)
     print(f"explainers: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def _name_option(found: re.Match[str]) -> str:
+    """Name the option of a `SETTING`, with its value as it is typed, such as --image-size=16x16."""
+    name, value = found.groups(default="")
+    value = value.replace("(", "").replace(")", "").replace(", ", "x" if name == "image_size" else ",")
+    return f"--{name.replace('_', '-')}{value}"
 
 
 class Parser(argparse.ArgumentParser):
