@@ -11,10 +11,10 @@ from torch import Tensor
 from explainers import Explainer, PreparedExplainer, VectorExplainer
 from explainers.errors import InputError
 from explainers.models import TargetModel
+from explainers.models.inputs import check_explains_functionals
 from explainers.posthoc.white_box import class_functionals
 from explainers.report.overlays import is_constant
 from explainers.text import TextHead
-from explainers.text.explaining import check_explains_functionals
 
 
 class PreparedFunctionals:

@@ -12,6 +12,7 @@ from explainers import Explainer, VectorExplainer
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import map_shape
 from explainers.models.functionals import Length, cosine_functionals
+from explainers.models.inputs import check_explains_functionals
 
 CHUNK = 64  # number of functionals that a method explains at once
 
@@ -193,11 +194,7 @@ def similar_to(
     Returns:
         Heatmaps, (B, V, rows, columns).
     """
-    if not hasattr(explainer, "explain"):
-        raise InputError(
-            f"expected an explainer of any functional of the embedding, got {type(explainer).__name__}, which explains"
-            " classes alone: take AnyHead, or a method such as DecompX-SkipPLUS"
-        )
+    check_explains_functionals(explainer)
     width = explainer.target.embed_dim
     if others.dim() not in (2, 3) or others.shape[-1] != width:
         raise InputError(

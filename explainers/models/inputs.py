@@ -1,6 +1,7 @@
 """Checks of the inputs of models and explainers: images, labels, classes and functionals to explain."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,15 @@ def check_functionals(functionals: Tensor, images: Tensor, width: int) -> None:
         raise InputError(
             f"expected functionals of the embedding, floating point of shape [{len(images)}, {width}] or"
             f" [{len(images)}, V, {width}], got {_name(functionals)} of shape {shape}"
+        )
+
+
+def check_explains_functionals(explainer: Any) -> None:
+    """Raise an InputError for an explainer that explains classes alone, such as RISE."""
+    if not hasattr(explainer, "explain"):
+        raise InputError(
+            f"expected an explainer of any functional of the embedding, got {type(explainer).__name__}, which"
+            " explains classes alone: take AnyHead, or a method such as DecompX-SkipPLUS"
         )
 
 

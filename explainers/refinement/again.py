@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explainers import FunctionalExplainer
 from explainers.errors import InputError, check_integers, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal, level_sizes, mask_pixels
 from explainers.models import TargetModel
-from explainers.models.inputs import WHITE, check_functionals
+from explainers.models.inputs import WHITE, check_explains_functionals, check_functionals
 from explainers.refinement.prior import check_explainer, check_prior, find_target
 from explainers.runtime.modes import ordinary_tensors
 
@@ -194,9 +193,5 @@ def _bind(
     if classes is not None:
         raise InputError("expected classes or functionals, got both: leave out one of them")
     check_functionals(functionals, images, target.embed_dim)
-    if not isinstance(explainer, FunctionalExplainer):
-        raise InputError(
-            f"expected an explainer of functionals, such as AnyHead or DecompX-PLUS, got"
-            f" {type(explainer).__name__}: give classes"
-        )
+    check_explains_functionals(explainer)
     return lambda seen: explainer.explain(seen, functionals)

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explainers import FunctionalExplainer, VectorExplainer
+from explainers import VectorExplainer
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
+from explainers.models.inputs import check_explains_functionals
 from explainers.runtime.modes import to_float64
 
 
@@ -50,11 +51,7 @@ class Prior:
         """Heatmaps of functionals (B, V, D), or (B, D) for V = 1: float64, (B, V, N)."""
         if self.vectors is not None:
             return products(functionals if functionals.dim() == 3 else functionals[:, None], self.vectors)
-        if not isinstance(self.explainer, FunctionalExplainer):
-            raise InputError(
-                f"expected an explainer of functionals, such as AnyHead or DecompX-PLUS, got"
-                f" {type(self.explainer).__name__}: use of(classes)"
-            )
+        check_explains_functionals(self.explainer)
         return self._checked(self.explainer.explain(self.images, functionals), *functionals.shape[1:-1])
 
     def _checked(self, heatmaps: Any, *several: int) -> Tensor:

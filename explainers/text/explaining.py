@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import InputError, check_positive, checks_choices
+from explainers.errors import check_positive, checks_choices
 from explainers.models.functionals import Length
-from explainers.models.inputs import validate_classes
+from explainers.models.inputs import check_explains_functionals, validate_classes
 from explainers.text.heads import TextHead, Texts
 
 
@@ -76,12 +76,3 @@ class TextExplainer(nn.Module):
 
     def _functionals(self, embeddings: Tensor) -> Tensor:
         return self.head.functionals(embeddings.detach(), self.texts, self.against, self.temperature, self.length)
-
-
-def check_explains_functionals(explainer: Any) -> None:
-    """Raise an InputError for an explainer that explains classes alone, such as RISE."""
-    if not hasattr(explainer, "explain"):
-        raise InputError(
-            f"expected an explainer of any functional of the embedding, got {type(explainer).__name__}, which"
-            " explains classes alone: take AnyHead, or a method such as DecompX-SkipPLUS"
-        )

@@ -139,7 +139,7 @@ def test_bad_input_is_told_in_one_line(anyhead, images, settings, message):
 
 
 def test_an_explainer_that_does_not_fit_is_told_in_one_line(target, grid, images):
-    with pytest.raises(InputError, match="^expected an explainer of functionals, such as AnyHead or DecompX-PLUS, got"):
+    with pytest.raises(InputError, match="^expected an explainer of any functional of the embedding, got"):
         explain_again(build("Chance", target, grid), images, functionals=torch.zeros(5, 24), target=target)
     with pytest.raises(InputError, match=r"^expected finite heatmaps of shape \[5, 4, 4\] from the explainer, got"):
         explain_again(lambda seen, classes: torch.zeros(5, 8, 8), images, CLASSES, target=target)
