@@ -4,22 +4,21 @@ import base64
 import io
 import re
 import socket
+from importlib.util import find_spec
 
 import pytest
 from conftest import timm_model
 from PIL import Image
 
+from explainers.app.page import build_page, serve
+from explainers.app.page.guard import LARGEST_BODY, MOST_BODIES, Guard
+from explainers.app.page.serving import FRAME, import_gradio
+from explainers.app.session import Session
+from explainers.errors import InputError
+
 httpx = pytest.importorskip("httpx")
-gradio = pytest.importorskip("gradio")
-from fastapi import FastAPI  # noqa: E402
-from starlette.testclient import TestClient  # noqa: E402
-
-from explainers.app.page import build_page, serve  # noqa: E402
-from explainers.app.page.guard import LARGEST_BODY, MOST_BODIES, Guard  # noqa: E402
-from explainers.app.page.serving import FRAME  # noqa: E402
-from explainers.app.session import Session  # noqa: E402
-from explainers.errors import InputError  # noqa: E402
-
+if find_spec("gradio") is None:  # which takes seconds to import
+    pytest.skip("Gradio is not installed", allow_module_level=True)
 pytestmark = pytest.mark.slow
 ASKED = "/gradio_api/component_server/"
 
@@ -144,7 +143,10 @@ def test_questions_take_a_limited_memory(page):
 
 def test_the_run_history_is_closed_in_an_app_of_others(target):
     """It lends visitors from this machine the Hugging Face token of whoever has started the app."""
-    app = gradio.mount_gradio_app(FastAPI(), build_page(Session(target, "GAE")), "/explain")
+    from fastapi import FastAPI
+    from starlette.testclient import TestClient
+
+    app = import_gradio().mount_gradio_app(FastAPI(), build_page(Session(target, "GAE")), "/explain")
     (mounted,) = [route.app for route in app.routes if getattr(route, "path", None) == "/explain"]
     paths = [route.path for route in routes_of(mounted)]
     assert "/gradio_api/runs" in paths and not any("run-history" in path for path in paths)
