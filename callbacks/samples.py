@@ -3,7 +3,9 @@
 from typing import Any
 
 from lightning import Trainer
-from torch.utils.data import default_collate
+
+from datamodules.datasets import spread
+from datamodules.loaders import collate
 
 
 def get_explainer(module: Any) -> Any:
@@ -20,12 +22,9 @@ def collect_samples(trainer: Trainer, batch: dict[str, Any] | None, count: int) 
         count: maximum number of images.
     """
     data: Any = getattr(trainer, "datamodule", None)
-    if hasattr(data, "dataset"):
-        dataset = data.dataset("val")
-        number = min(count, len(dataset))
-        samples = [dataset[i * len(dataset) // number] for i in range(number)]
-        readable = [sample for sample in samples if sample is not None]
-        return default_collate(readable) if readable else None
+    dataset = data.dataset("val") if hasattr(data, "dataset") else range(0)
+    if not isinstance(dataset, range):  # FFCV has positions alone
+        return collate([dataset[i] for i in spread(len(dataset), count)])
     if batch is None or "image" not in batch:
         return None
     return {name: values[:count].clone() for name, values in batch.items()}  # gradients need no inference tensors

@@ -69,7 +69,7 @@ def test_a_step_on_stored_rows_is_the_step_on_images_and_these_are_not_cropped(t
     loss = step(plain, batch_of(images))
     torch.testing.assert_close(step(plain, stored), loss)
     assert not torch.allclose(step(cropping, batch_of(images)), loss)
-    with pytest.raises(InputError, match="^expected min_crop=null with cached rows"):
+    with pytest.raises(InputError, match="^expected module.min_crop=null with cached rows"):
         step(cropping, stored)
 
 

@@ -137,7 +137,7 @@ def test_for_a_network_that_looks_at_images_they_are_stored_as_they_are(target, 
 
 def test_stored_meta_attributions_are_not_those_of_random_crops(target, grid, tmp_path):
     with pytest.raises(
-        InputError, match="expected min_crop=null with cached rows, .* got 0.5 and cached embedding, map_0, meta"
+        InputError, match="expected module.min_crop=null with cached rows, .* got 0.5 and cached embedding, map_0, meta"
     ):
         fit(light(target, grid, [0], min_crop=0.5), stored(tmp_path))
 

@@ -1,6 +1,7 @@
 import threading
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from PIL import Image
 from test_images import as_rank, fit, indices
 
+from callbacks.samples import collect_samples
 from datamodules.ffcv import FFCV
 from datamodules.folders import image_folder
 from datamodules.images import Images
@@ -95,6 +97,11 @@ def test_a_batch_is_a_dict_of_contiguous_uint8_images(epoch):
 def test_a_split_has_the_size_that_the_torch_loader_sees(datamodule, folder):
     assert datamodule().size("val") == torch_twin(folder).size("val") == len(torch_twin(folder).dataset("val"))
     assert datamodule().dataset("val") == range(datamodule().size("val"))  # eval.py names corrupt samples by it
+
+
+def test_callbacks_look_at_the_first_images_of_a_batch(datamodule, epoch):
+    seen = collect_samples(SimpleNamespace(datamodule=datamodule()), epoch[0], count=3)
+    assert torch.equal(seen["image"], epoch[0]["image"][:3])
 
 
 def test_evaluation_is_that_of_the_torch_loader(epoch, folder):
