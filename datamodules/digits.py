@@ -177,6 +177,7 @@ class DigitImages(Images):
 
     Args:
         size: split → number of canvases; 6000 (train), 300 (val) and 200 (test) for splits that it leaves out.
+        seed: determines the training order; the canvases are those of the seed 0.
     """
 
     def __init__(

@@ -114,8 +114,8 @@ class TrainingModule(LightningModule):
         cached = sorted(batch.keys() - {"image", "label", "index", "truth"})
         if cached:
             raise InputError(
-                f"expected module.min_crop=null with cached rows, which are of whole images, got {self.min_crop} and cached"
-                f" {', '.join(cached)}: set module.min_crop=null or cache=none"
+                f"expected module.min_crop=null with cached rows, which are of whole images, got {self.min_crop} and"
+                f" cached {', '.join(cached)}: set module.min_crop=null or cache=none"
             )
         seed = stream("crops", self.seed, self.current_epoch)
         return batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}

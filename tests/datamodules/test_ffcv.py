@@ -125,6 +125,7 @@ def test_training_batches_are_those_of_the_torch_loader(datamodule, folder):
     assert len(ours) == len(twin) == COUNT // 8
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_batches_that_are_kept_do_not_change(datamodule):
     """Compared with what they held when they came."""
     kept, summary = [], []
@@ -159,6 +160,7 @@ def test_several_threads_and_no_os_cache_give_the_same_images(datamodule, epoch)
     assert all(torch.equal(a[name], b[name]) for a, b in zip(got, epoch, strict=True) for name in a)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_an_unfinished_epoch_leaves_no_thread_and_torch_its_own(datamodule):
     before, torch_threads = set(threading.enumerate()), torch.get_num_threads()
     torch.set_num_threads(2)
@@ -172,6 +174,7 @@ def test_an_unfinished_epoch_leaves_no_thread_and_torch_its_own(datamodule):
     assert not ffcv_thread.is_alive()
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_in_ffcvs_thread_is_raised_and_not_waited_for(datamodule, monkeypatch):
     monkeypatch.setattr("ffcv.loader.epoch_iterator.EpochIterator.run_pipeline", failing)
@@ -179,6 +182,7 @@ def test_an_error_in_ffcvs_thread_is_raised_and_not_waited_for(datamodule, monke
         next(iter(datamodule().train_dataloader()))
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_beton_without_index_is_read_too(tmp_path, datamodule):
     """As other people's scripts write them, with fields that are of no interest here."""
     from ffcv.fields import FloatField, IntField, RGBImageField

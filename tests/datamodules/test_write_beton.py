@@ -14,7 +14,7 @@ import test_ffcv
 import timm
 import torch
 from fork_server import fork, join
-from test_ffcv import COUNT, SHOWN, draw, failing, smooth
+from test_ffcv import COUNT, SHOWN, draw, failing, interpreted, smooth  # noqa: F401
 
 from datamodules import write_beton as writing
 from datamodules.beton import check_beton
@@ -161,6 +161,7 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
     assert check_beton(out) == 4
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path):
     (tmp_path / "images" / "c").mkdir(parents=True)
     for i in range(5):
@@ -196,6 +197,8 @@ def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path,
     assert re.fullmatch(rf"{tmp_path}/a.beton: 6 images, \d+\.\d MB\n", capsys.readouterr().out)
     with pytest.raises(SystemExit, match="InputError: expected a folder with one .*, got .*gone"):
         main([str(tmp_path / "gone"), str(tmp_path / "b.beton"), "--model", "test_vit"])
+    with pytest.raises(SystemExit, match="InputError: expected quality from 1 to 100, got quality=300$"):
+        main([str(folder), str(tmp_path / "b.beton"), "--model", "test_vit", "--quality", "300"])
 
 
 def test_the_command_stores_what_a_model_of_timm_sees_or_crops():
