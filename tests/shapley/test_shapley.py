@@ -207,10 +207,10 @@ def test_vit_shapley_says_which_targets_it_cannot_take(make_target):
         Shapley(make_target(img_size=24, patch_size=4), PatchGrid(24, 8, differs=True), VIT)
 
 
-@pytest.mark.parametrize(("backbone", "reduction"), [("test_resnet", 8), ("resnet18", 8), ("test_convnext", 8)])
-def test_fastshap_reads_the_deepest_map_that_is_no_coarser_than_the_grid(target, backbone, reduction):
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_convnext"])
+def test_fastshap_reads_the_deepest_map_that_is_no_coarser_than_the_grid(target, backbone):
     network = FastSHAPNetwork(target, GRID, backbone)
-    assert network.features.feature_info.reduction() == [reduction]
+    assert network.features.feature_info.reduction() == [8]
     with pytest.raises(ValueError, match=f"{backbone} has no map as fine as patches of 1 pixels"):
         FastSHAPNetwork(target, PatchGrid(24, 1), backbone)
 
