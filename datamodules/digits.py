@@ -88,7 +88,6 @@ class Digits(Dataset[dict[str, Tensor]]):
         if domain == "spots" and image_size % 8:
             raise InputError(f"expected image_size as a multiple of 8 for spots, got {image_size}")
         self.classes, label_of = TASKS[task]
-        self.task = task
         self.image_size = image_size
         self.scraps = scraps
         self.domain = domain
