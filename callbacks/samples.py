@@ -3,9 +3,7 @@
 from typing import Any
 
 from lightning import Trainer
-
-from datamodules.datasets import spread
-from datamodules.loaders import collate
+from torch.utils.data import default_collate
 
 
 def get_explainer(module: Any) -> Any:
@@ -24,7 +22,10 @@ def collect_samples(trainer: Trainer, batch: dict[str, Any] | None, count: int) 
     data: Any = getattr(trainer, "datamodule", None)
     dataset = data.dataset("val") if hasattr(data, "dataset") else range(0)
     if not isinstance(dataset, range):  # FFCV has positions alone
-        return collate([dataset[i] for i in spread(len(dataset), count)])
+        number = min(count, len(dataset))
+        samples = [dataset[i * len(dataset) // number] for i in range(number)]
+        readable = [sample for sample in samples if sample is not None]
+        return default_collate(readable) if readable else None
     if batch is None or "image" not in batch:
         return None
     return {name: values[:count].clone() for name, values in batch.items()}  # gradients need no inference tensors
