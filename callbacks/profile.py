@@ -114,10 +114,9 @@ class Profile(Callback):
         self.images = 0
         self.watch = Stopwatch(getattr(torch, pl_module.device.type).synchronize)
         replace(trainer, "profiler", self.watch, self.changes)
-        learner = getattr(pl_module, "explainer", pl_module)
-        if "sources" in vars(learner):
-            timed = [Timed(source, self.watch) for source in vars(learner)["sources"]]
-            replace(learner, "sources", timed, self.changes)
+        if "sources" in vars(pl_module):
+            timed = [Timed(source, self.watch) for source in vars(pl_module)["sources"]]
+            replace(pl_module, "sources", timed, self.changes)
         for part in getattr(pl_module, "frozen", ()):
             time_calls(pl_module.get_submodule(part), self.watch, self.changes)
         if isinstance(trainer.strategy.model, DistributedDataParallel):

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ def coco_masks(
     content = read_json(source)
     try:
         names = {row["id"]: row["name"] for row in sorted(content["categories"], key=lambda row: row["id"])}
-        instances = list_instances(content["annotations"], id_of_category(category, names))
+        wanted = next((number for number, name in names.items() if name == category), None)
+        instances = list_instances(content["annotations"], wanted)
         rows = sorted(content["images"], key=lambda row: row["id"])
         paths = [folder / row["file_name"] for row in rows]
         chosen = [i for i, row in enumerate(rows) if row["id"] in instances]
@@ -61,7 +62,10 @@ def coco_masks(
         sizes = [(int(rows[i]["height"]), int(rows[i]["width"])) for i in chosen]
         shown = [instances[rows[i]["id"]][1] for i in chosen]
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{source}: expected {FORMAT}, got none ({error!r})") from error
+        raise InputError(f"{source}: expected {FORMAT}, got none ({error!r}): take an instances_*.json") from error
+    if category is not None and wanted is None:
+        known = ", ".join(list(names.values())[:3])
+        raise InputError(f"expected category as one of COCO, such as {known}, got {category}")
     check_below(folder, paths, source)
     for size, ones in zip(sizes, shown, strict=True):
         for one in ones:
@@ -78,15 +82,6 @@ def coco_masks(
     classes = list(names.values()) if labelled else ()
     files = [paths[i] for i in chosen]
     return ImageFiles(files, labels, transform, classes, truth, crop_fraction, limit, skip_corrupt)
-
-
-def id_of_category(category: str | None, names: Mapping[int, str]) -> int | None:
-    """The id of a category; `None` for `None`."""
-    if category is None:
-        return None
-    if category not in names.values():
-        raise InputError(f"expected a category of COCO, such as {', '.join(list(names.values())[:3])}, got {category}")
-    return next(number for number, name in names.items() if name == category)
 
 
 def list_instances(annotations: Sequence[Any], category: int | None) -> dict[int, tuple[int, list[Any]]]:

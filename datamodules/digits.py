@@ -88,7 +88,6 @@ class Digits(Dataset[dict[str, Tensor]]):
         if domain == "spots" and image_size % 8:
             raise InputError(f"expected image_size as a multiple of 8 for spots, got {image_size}")
         self.classes, label_of = TASKS[task]
-        self.task = task
         self.image_size = image_size
         self.scraps = scraps
         self.domain = domain
@@ -177,6 +176,7 @@ class DigitImages(Images):
 
     Args:
         size: split → number of canvases; 6000 (train), 300 (val) and 200 (test) for splits that it leaves out.
+        seed: determines the training order; the canvases are those of the seed 0.
     """
 
     def __init__(

@@ -139,9 +139,9 @@ def names_in_both(of_image: Mapping[str, Path], of_boxes: Mapping[str, Any], sou
     images = [of_image[name] for name in sorted(of_image.keys() - of_boxes.keys())]
     if images:
         warnings.warn(f"left out: {several(images)} without boxes in {source}", stacklevel=3)
-    alone = [Path(f"{name}.xml") for name in sorted(of_boxes.keys() - of_image.keys())]
+    alone = [Path(name) for name in sorted(of_boxes.keys() - of_image.keys())]
     if alone:
-        warnings.warn(f"left out: {several(alone)} of boxes without an image", stacklevel=3)
+        warnings.warn(f"left out: the boxes of {several(alone)}, which {source} names and no image has", stacklevel=3)
     return both
 
 

@@ -72,8 +72,8 @@ def class_masks(
 ) -> ImageFiles:
     """Images with masks whose pixels hold ids of classes. The label of an image is the class with the largest area.
 
-    Areas are those in the sample; `truth` holds the pixels of the label. Images in which no
-    class is large enough are left out with a warning. For other arguments see `masked_images`.
+    Areas are those in the sample; `truth` holds the pixels of the label. Images in which no class is large enough are
+    left out with a warning. For other arguments see `masked_images`.
 
     Args:
         masks: folder of the masks, see `read_ids`. Id 0 is no class, id 1 the first of `classes`.

@@ -31,8 +31,8 @@ def mura(
         split: folder of the split.
 
     Raises:
-        InputError: if the split is unknown, or its folder is missing or holds no images.
-        InputError: if the folder of an image ends neither in `_negative` nor in `_positive`.
+        InputError: if the folder of the split is missing or holds no images, or that of an image ends neither in
+            `_negative` nor in `_positive`.
     """
     (paths,) = list_images([existing_folder(Path(root) / split, f"of MURA-v1.1, {LAYOUT}")])
     if not paths:

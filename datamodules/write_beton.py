@@ -28,7 +28,7 @@ from tqdm import tqdm
 from datamodules.beton import describe, require_ffcv
 from datamodules.datasets import ImageFiles, choose_transform
 from datamodules.folders import image_folder
-from explainers.errors import check_positive
+from explainers.errors import check_positive, check_range
 from explainers.images.decoding import CorruptImage, read_image
 from explainers.images.transform import ImageTransform
 from explainers.models import TargetModel
@@ -154,7 +154,8 @@ def write_beton(
     The file has a temporary name until it and its description are complete. It is removed if writing fails; the next
     run overwrites what a killed one left.
     """
-    check_positive(quality=quality, workers=workers)
+    check_range(1, 100, quality=quality)
+    check_positive(workers=workers)
     require_ffcv()
     files = image_folder(folder, transform, limit=limit)
     settings = {"transform": asdict(transform), "quality": quality, "limit": limit, "skip_corrupt": skip_corrupt}

@@ -168,7 +168,8 @@ def coalition_values(predict, image, side):
     coalitions = [frozenset()]
     for patch in range(side**2):
         coalitions += [coalition | {patch} for coalition in coalitions]
-    return {coalition: predict(only(image, coalition, side)[None])[0] for coalition in coalitions}
+    values = predict(torch.stack([only(image, coalition, side) for coalition in coalitions]))
+    return dict(zip(coalitions, values, strict=True))
 
 
 def exact_shapley(values, num_patches):

@@ -204,6 +204,18 @@ def game(target, image, predict=None):
     return values, references.exact_shapley(values, 9)
 
 
+def members(keep):
+    """Coalitions (M, N) as sets."""
+    return [frozenset(row.nonzero()[:, 0].tolist()) for row in keep]
+
+
+def look_up(values, coalitions):
+    """What fits take, of one image: coalitions (1, M, 9), v of them (1, M, K), of nothing and of all patches (1, K)."""
+    keep = torch.tensor([[patch in coalition for patch in range(9)] for coalition in coalitions])
+    found = torch.stack([values[coalition] for coalition in coalitions])
+    return keep[None], found[None], values[frozenset()][None], values[frozenset(range(9))][None]
+
+
 def assert_same(heatmaps, expected):
     """Equal up to the rounding of float32, in which heatmaps are returned: computed in double precision."""
     for heatmap, wanted in zip(heatmaps.double(), expected, strict=True):

@@ -133,7 +133,7 @@ class ShapleyLabels:
     ) -> None:
         check_positive(budget=budget)
         if prior is not None and classes == "all":
-            raise InputError("expected labels.classes=label or predicted with labels.prior, got all")
+            raise InputError("expected module.labels.classes=label or predicted with module.labels.prior, got all")
         model.check_grid(grid)
         self.classes = classes
         self.paired = paired
@@ -149,7 +149,7 @@ class ShapleyLabels:
         if self.classes == "all":
             return {"shapley": fit_shapley(rows["keep"], rows["values"], rows["null"], rows["grand"])}
         explained = batch["label"] if self.classes == "label" else rows["grand"].argmax(-1)
-        check_labels(explained, rows["grand"].shape[-1], "labels.classes=predicted")
+        check_labels(explained, rows["grand"].shape[-1], "set module.labels.classes=predicted")
         values, null, grand = (
             rows[name].take_along_dim(explained.view(-1, *[1] * (rows[name].dim() - 1)), -1)
             for name in ("values", "null", "grand")

@@ -53,7 +53,8 @@ class Classifier(TrainingModule):
     def _make_head(self, num_classes: int) -> None:
         if num_classes < 2:
             raise InputError(
-                f"expected at least 2 classes to tell apart, got {num_classes}; add images of another class"
+                f"expected at least 2 classes to tell apart, got {num_classes}: add images of another class, or correct"
+                " module.num_classes"
             )
         self.num_classes = num_classes
         self.target.head = nn.Linear(self.target.embed_dim, num_classes)

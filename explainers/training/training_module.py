@@ -114,8 +114,8 @@ class TrainingModule(LightningModule):
         cached = sorted(batch.keys() - {"image", "label", "index", "truth"})
         if cached:
             raise InputError(
-                f"expected min_crop=null with cached rows, which are of whole images, got {self.min_crop} and cached"
-                f" {', '.join(cached)}: set min_crop=null or cache=none"
+                f"expected module.min_crop=null with cached rows, which are of whole images, got {self.min_crop} and"
+                f" cached {', '.join(cached)}: set module.min_crop=null or cache=none"
             )
         seed = stream("crops", self.seed, self.current_epoch)
         return batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}
@@ -163,7 +163,7 @@ class TrainingModule(LightningModule):
         if not rates:  # a validation alone
             return f": {precision[0]}" if precision else ""
         clip = [] if trainer.gradient_clip_val else ["set trainer.gradient_clip_val=1"]
-        attempts = ", or ".join(["lower optimizer.lr", *clip, *precision])
+        attempts = ", or ".join(["lower module.optimizer.lr", *clip, *precision])
         path = last_checkpoint(trainer)
         kept = f"ckpt_path={path} is the last finite checkpoint" if path else "no checkpoint is written yet"
         return f" (learning rate {max(rates):.3g}): {attempts}; {kept}"
@@ -247,14 +247,10 @@ class ExplainerTraining(TrainingModule):
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("explainer.target",))
         self.explainer = explainer
         self.loss: Loss = explainer.build_loss(loss)
+        self.sources: tuple[Source, ...] = self.loss, explainer.reads
         self.calibrated = False
         self.val_loss = Ratios(self.loss.ratios)
         self.metrics: Any = nn.ModuleDict(explainer.validation_metrics())
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """What a step reads; a datamodule can cache it."""
-        return self.loss, self.explainer.reads
 
     def forward(self, images: Tensor) -> Tensor:
         """Explain the predicted classes of uint8 images (B, C, H, W): heatmaps (B, rows, columns)."""

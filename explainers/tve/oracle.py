@@ -11,6 +11,7 @@ from explainers.errors import check_positive
 from explainers.masking import PatchGrid, neighbourhoods
 from explainers.models import TargetModel
 from explainers.models.inputs import validate_classes
+from explainers.models.scores import check_probabilities
 from explainers.saved.identity import recipe
 from explainers.saved.weights import read_tensors, save_tensors
 from explainers.tve.tve import meta_attribution, transfer
@@ -40,6 +41,7 @@ class Oracle(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(chunk_size=chunk_size)
+        check_probabilities(target, "the oracle", "leave it out")
         target.check_grid(grid)
         self.target = target.in_eval_mode()
         self.grid = grid
@@ -55,7 +57,7 @@ class Oracle(nn.Module):
         self.grid.check(images)
         classes = validate_classes(classes, images, self.target.num_classes)
         meta = self.meta(images) if self.cache_dir is None else self._load_or_compute(images, self.cache_dir)
-        heatmaps = transfer(self.target.classify, meta, classes=classes)  # (B, N)
+        heatmaps = transfer(self.target.classify, meta, classes=classes, outputs=self.target.score)  # (B, N)
         return heatmaps.unflatten(-1, self.grid.shape)
 
     def meta(self, images: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from conftest import timm_model
 from references_anyhead import score_derivative
 from torch import nn
-from toys import batch_of, distance, game
+from toys import batch_of, distance, game, members
 
 from explainers.anyhead import CoalitionTeacher
 from explainers.anyhead.coalition_teacher import RANKED_BY, coalition_errors, coalition_sums
@@ -75,11 +75,6 @@ def ranked(target, **settings):
     return CoalitionTeacher(target, GRID, fit="ranking", **settings)
 
 
-def visible(keep):
-    """CoalitionTeacher (M, 9) as sets."""
-    return [frozenset(row.nonzero()[:, 0].tolist()) for row in keep]
-
-
 @pytest.mark.parametrize("fit", FITS)
 def test_vectors_whose_sums_are_the_embeddings_have_no_loss(additive, images, fit):
     target, vectors_of = additive
@@ -143,7 +138,7 @@ def test_rows_are_differences_of_embeddings_of_what_is_left_and_removals_take_tu
     for i, image in enumerate(target.normalise(images)):
         blanks = [embedding_of(target, image, set(), removal) for removal in removals]
         torch.testing.assert_close(rows["blank"][i], sum(blanks) / len(blanks), rtol=1e-4, atol=1e-5)
-        for m, coalition in enumerate(visible(rows["keep"][i])):
+        for m, coalition in enumerate(members(rows["keep"][i])):
             removal = removals[m % len(removals)]
             pair = [embedding_of(target, image, each, removal) for each in (coalition, EVERYTHING - coalition)]
             torch.testing.assert_close(rows["difference"][i, m], pair[0] - pair[1], rtol=1e-4, atol=1e-5)
@@ -239,7 +234,7 @@ def test_of_random_coalitions_as_they_are_drawn_the_best_vectors_are_near_the_sh
     for power in (0.0, 0.5, 2.0):
         keep = shapley_coalitions(torch.tensor([0]), 9, 20_000, seed=0, paired=False, power=power)[0]
         coalitions, often = keep.unique(dim=0, return_counts=True)
-        error = (minimiser(rows_of(values, visible(coalitions)), "shapley", often) - exact).abs().max()
+        error = (minimiser(rows_of(values, members(coalitions)), "shapley", often) - exact).abs().max()
         errors[power] = (error / (exact.max() - exact.min())).item()
     assert errors[0.5] < 0.01
     assert min(errors[0.0], errors[2.0]) > 2 * errors[0.5]
@@ -248,7 +243,7 @@ def test_of_random_coalitions_as_they_are_drawn_the_best_vectors_are_near_the_sh
 def test_a_fit_without_weights_is_a_regression_of_differences_on_signs_and_not_the_shapley_values(played):
     values, exact, *_ = played
     everyone = [coalition for coalition in values if 0 < len(coalition) < 9]
-    few = visible(shapley_coalitions(torch.tensor([0]), 9, 60, seed=0, paired=False, power=0)[0])
+    few = members(shapley_coalitions(torch.tensor([0]), 9, 60, seed=0, paired=False, power=0)[0])
     for coalitions in (few, everyone):
         rows = rows_of(values, coalitions)
         expected = slow.regression(coalitions, rows["difference"][0], 9)
@@ -306,7 +301,7 @@ def test_coalitions_of_a_ranking_are_the_most_important_patches_of_a_likely_clas
     others = set()
     for i in range(5):
         predicted = logits[i].argmax().item()
-        for m, coalition in enumerate(visible(keep[i])):
+        for m, coalition in enumerate(members(keep[i])):
             explained = {k for k in range(5) if coalition == frozenset(orders[i, k][: len(coalition)])}
             assert explained if m % 4 == 3 else predicted in explained
             others |= explained - {predicted} if m % 4 == 3 and predicted not in explained else set()

@@ -130,8 +130,11 @@ def test_a_category_may_be_named(tmp_path):
     with pytest.warns(UserWarning, match=r"left out: 1 file \(000000000007.jpg\) without instances of zebra"):
         dataset = coco_masks(write_coco(tmp_path, BOTH), ImageTransform((30, 30)), category="zebra")
     assert [dataset.path(i).name for i in range(len(dataset))] == ["000000000003.jpg"]
-    with pytest.raises(InputError, match="expected a category of COCO, such as elephant, zebra, got lion"):
+    with pytest.raises(InputError, match="^expected category as one of COCO, such as elephant, zebra, got lion$"):
         coco_masks(tmp_path, ImageTransform((30, 30)), category="lion")
+    (tmp_path / "annotations" / "captions.json").write_text('{"annotations": []}')
+    with pytest.raises(InputError, match=r"captions.json: expected COCO's .*\('categories'\)\): take an instances_"):
+        coco_masks(tmp_path, ImageTransform((30, 30)), annotations="annotations/captions.json")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_corrupt_images_are_left_out_of_evaluation_and_so_is_a_batch_of_them(num
         assert len(loader) == 3
 
 
-@pytest.mark.parametrize("corrupt", [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10), (0, 9), ()])
+@pytest.mark.parametrize("corrupt", [(0, 1, 2, 3), (4, 5, 6, 7), (0, 8, 9, 10)])
 @pytest.mark.parametrize("stage", ["fit", "validate", "test"])
 def test_lightning_measures_all_readable_images_when_a_loader_ends_early(corrupt, stage):
     module = Measuring()

@@ -1,6 +1,7 @@
 import threading
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from PIL import Image
 from test_images import as_rank, fit, indices
 
+from callbacks.samples import collect_samples
 from datamodules.ffcv import FFCV
 from datamodules.folders import image_folder
 from datamodules.images import Images
@@ -97,6 +99,11 @@ def test_a_split_has_the_size_that_the_torch_loader_sees(datamodule, folder):
     assert datamodule().dataset("val") == range(datamodule().size("val"))  # eval.py names corrupt samples by it
 
 
+def test_callbacks_look_at_the_first_images_of_a_batch(datamodule, epoch):
+    seen = collect_samples(SimpleNamespace(datamodule=datamodule()), epoch[0], count=3)
+    assert torch.equal(seen["image"], epoch[0]["image"][:3])
+
+
 def test_evaluation_is_that_of_the_torch_loader(epoch, folder):
     """Same samples in the same order. Pixels differ by JPEG only: 2 grey levels on average, on smooth images."""
     expected = list(torch_twin(folder).val_dataloader())
@@ -118,6 +125,7 @@ def test_training_batches_are_those_of_the_torch_loader(datamodule, folder):
     assert len(ours) == len(twin) == COUNT // 8
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_batches_that_are_kept_do_not_change(datamodule):
     """Compared with what they held when they came."""
     kept, summary = [], []
@@ -152,6 +160,7 @@ def test_several_threads_and_no_os_cache_give_the_same_images(datamodule, epoch)
     assert all(torch.equal(a[name], b[name]) for a, b in zip(got, epoch, strict=True) for name in a)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_an_unfinished_epoch_leaves_no_thread_and_torch_its_own(datamodule):
     before, torch_threads = set(threading.enumerate()), torch.get_num_threads()
     torch.set_num_threads(2)
@@ -165,6 +174,7 @@ def test_an_unfinished_epoch_leaves_no_thread_and_torch_its_own(datamodule):
     assert not ffcv_thread.is_alive()
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_in_ffcvs_thread_is_raised_and_not_waited_for(datamodule, monkeypatch):
     monkeypatch.setattr("ffcv.loader.epoch_iterator.EpochIterator.run_pipeline", failing)
@@ -172,6 +182,7 @@ def test_an_error_in_ffcvs_thread_is_raised_and_not_waited_for(datamodule, monke
         next(iter(datamodule().train_dataloader()))
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_beton_without_index_is_read_too(tmp_path, datamodule):
     """As other people's scripts write them, with fields that are of no interest here."""
     from ffcv.fields import FloatField, IntField, RGBImageField

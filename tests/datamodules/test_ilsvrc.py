@@ -124,7 +124,7 @@ def test_what_has_no_other_half_is_counted_and_named(tmp_path):
         assert len(imagenet_boxes(tmp_path, ImageTransform((16, 16)))) == 1
     assert [str(each.message) for each in warned] == [
         f"left out: 1 file (ILSVRC2012_val_00000002.JPEG) without boxes in {tmp_path}/val",
-        "left out: 1 file (ILSVRC2012_val_00000003.xml) of boxes without an image",
+        f"left out: the boxes of 1 file (ILSVRC2012_val_00000003), which {tmp_path}/val names and no image has",
     ]
 
 

@@ -8,6 +8,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import Dataset
+from toys import SILENT
 
 from datamodules.images import Images
 from explainers.errors import InputError
@@ -65,15 +66,8 @@ def fit(datamodule, epochs, folder, resume=None, at_epoch_end=True):
     """The batches of a run that stops after `epochs`, and its last checkpoint."""
     recorder = Recorder()
     checkpoint = ModelCheckpoint(folder, save_top_k=-1, save_on_train_epoch_end=at_epoch_end)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        callbacks=[checkpoint],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    settings = SILENT | {"enable_checkpointing": True, "callbacks": [checkpoint], "use_distributed_sampler": False}
+    trainer = Trainer(accelerator="cpu", max_epochs=epochs, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's advice about few workers and existing folders
         trainer.fit(recorder, datamodule, ckpt_path=resume)

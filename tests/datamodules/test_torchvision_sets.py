@@ -164,27 +164,19 @@ def test_the_images_of_a_split_are_those_on_disk(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["MNIST", "EuroSAT", "DTD"])
 def test_validation_images_are_the_test_images_unless_halved_or_official(name, tmp_path):
-    _, test = WRITERS[name](tmp_path, name)
-    val, halved, limited = (
-        TorchvisionImages(str(tmp_path), name, ImageTransform((8, 8)), limit=limit, halve=halve, num_workers=0)
-        for limit, halve in ((None, False), (None, True), ({"test": 2}, False))
-    )
-    images = {
-        key: [sample["image"].tolist() for sample in each]
-        for key, each in {
-            "val": val.dataset("val"),
-            "test": val.dataset("test"),
-            "halved val": halved.dataset("val"),
-            "halved test": halved.dataset("test"),
-            "limited": limited.dataset("test"),
-        }.items()
-    }
+    WRITERS[name](tmp_path, name)
+
+    def shown(split, **settings):
+        data = TorchvisionImages(str(tmp_path), name, ImageTransform((8, 8)), num_workers=0, **settings)
+        return [sample["image"].tolist() for sample in data.dataset(split)]
+
+    val, test = shown("val"), shown("test")
+    halves = shown("val", halve=True), shown("test", halve=True)
     if name == "DTD":
-        assert images["val"] == images["test"][::-1] == images["halved val"]
+        assert val == test[::-1] == halves[0]
     else:
-        assert images["val"] == images["test"]
-        assert (images["halved val"], images["halved test"]) == (images["test"][::2], images["test"][1::2])
-    assert len(images["limited"]) == 2
+        assert val == test and halves == (test[::2], test[1::2])
+    assert len(shown("test", limit={"test": 2})) == 2
 
 
 def test_the_data_sets_of_the_configs_have_names_and_prompts(tmp_path):

@@ -14,7 +14,7 @@ import test_ffcv
 import timm
 import torch
 from fork_server import fork, join
-from test_ffcv import COUNT, SHOWN, draw, failing, smooth
+from test_ffcv import COUNT, SHOWN, draw, failing, interpreted, smooth  # noqa: F401
 
 from datamodules import write_beton as writing
 from datamodules.beton import check_beton
@@ -161,6 +161,7 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
     assert check_beton(out) == 4
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path):
     (tmp_path / "images" / "c").mkdir(parents=True)
     for i in range(5):
@@ -196,6 +197,8 @@ def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path,
     assert re.fullmatch(rf"{tmp_path}/a.beton: 6 images, \d+\.\d MB\n", capsys.readouterr().out)
     with pytest.raises(SystemExit, match="InputError: expected a folder with one .*, got .*gone"):
         main([str(tmp_path / "gone"), str(tmp_path / "b.beton"), "--model", "test_vit"])
+    with pytest.raises(SystemExit, match="InputError: expected quality from 1 to 100, got quality=300$"):
+        main([str(folder), str(tmp_path / "b.beton"), "--model", "test_vit", "--quality", "300"])
 
 
 def test_the_command_stores_what_a_model_of_timm_sees_or_crops():
@@ -238,17 +241,10 @@ def test_the_description_tells_what_was_written_and_of_what(tmp_path, folder, be
     assert description["settings"] == {"transform": shown, "quality": 90, "limit": None, "skip_corrupt": False}
 
 
-def without_first_class(folder, root):
-    for path in sorted(folder.glob("[bc]/*.png")):
-        (root / path.parent.name).mkdir(parents=True, exist_ok=True)
-        (root / path.parent.name / path.name).write_bytes(path.read_bytes())
-    return root
-
-
-def test_classes_that_differ_between_training_and_validation_are_an_error(tmp_path, folder, beton):
+def test_classes_that_differ_between_training_and_validation_are_an_error(tmp_path, beton):
     """A file that lacks the first class shifts the labels of all others."""
     val = tmp_path / "val.beton"
-    write_beton(without_first_class(folder, tmp_path / "images"), val, SHOWN, workers=1)
+    write_beton(draw(tmp_path / "images", names="bbc"), val, SHOWN, workers=1)
     with pytest.raises(InputError, match=r"got 3 and 2 that differ in \['a'\]: labels number .*; write .* again"):
         FFCV(train=str(beton), val=str(val), transform=SHOWN).setup("fit")
     FFCV(train=str(beton), val=str(beton), transform=SHOWN).setup("fit")

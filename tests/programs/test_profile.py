@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from callbacks.profile import PARTS, Profile, Stopwatch
 from explainers.errors import InputError
 from explainers.running import processes
+from explainers.tve import TVE, TVELoss
 
 SLEEP = 0.05
 SILENT = {"accelerator": "cpu", "max_epochs": 2, **toys.SILENT}
@@ -144,6 +145,21 @@ def test_each_part_has_the_time_that_it_sleeps(capsys):
     assert sum(shares[name] for name in PARTS) == pytest.approx(100, abs=0.5)
     assert milliseconds["total"] < 1e3 * (sum(sleeps.values()) + 0.2)
     assert float(last.removeprefix("3 steps, ").split()[0]) == pytest.approx(4e3 / milliseconds["total"], rel=0.1)
+
+
+class SlowLoss(TVELoss):
+    """Sleeps where it calls no model, as a mask or a backward pass does."""
+
+    def __call__(self, batch, epoch=0):
+        time.sleep(SLEEP)
+        return super().__call__(batch, epoch)
+
+
+def test_what_an_explainer_learns_from_counts_as_the_target(target, grid, images, capsys):
+    module = toys.training(TVE(target, grid, toys.LIGHT), SlowLoss)
+    toys.fit(module, images, epochs=2, callbacks=[Profile(1)])
+    milliseconds, _, _ = rows(capsys.readouterr().out)
+    assert milliseconds["target"] >= 1e3 * SLEEP > milliseconds["network"]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -4,7 +4,7 @@ import pytest
 import references
 import torch
 from captum.attr import KernelShap
-from toys import game
+from toys import game, look_up, members
 
 from explainers.masking import PatchGrid
 from explainers.shapley.coalition_draws import shapley_coalitions
@@ -30,28 +30,13 @@ def batch(images):
     return {"image": images, "label": torch.tensor([3, 0, 4, 1, 1]), "index": torch.tensor([70, 3, 12, 5, 8])}
 
 
-def members(keep):
-    return [frozenset(row.nonzero()[:, 0].tolist()) for row in keep]
-
-
-def look_up(values, keep):
-    """What `fit_shapley` takes, of one image: keep (1, M, N), and v of them, of nothing and of all patches."""
-    found = torch.stack([values[coalition] for coalition in members(keep)])
-    return keep[None], found[None], values[frozenset()][None], values[frozenset(range(9))][None]
-
-
-def draw_coalitions(seed, count, paired=True):
-    return shapley_coalitions(torch.tensor([0]), 9, count, seed, paired)[0]
-
-
 def test_all_coalitions_with_the_weights_of_the_shapley_kernel_give_the_exact_shapley_values(target, images):
     values, exact = game(target, images[0])
     coalitions = [coalition for coalition in values if 0 < len(coalition) < 9]
     assert len(coalitions) == 2**9 - 2
     sizes = [len(coalition) for coalition in coalitions]
     weights = torch.tensor([8 / (math.comb(9, size) * size * (9 - size)) for size in sizes])
-    keep = torch.tensor([[patch in coalition for patch in range(9)] for coalition in coalitions])
-    rows = look_up(values, keep)
+    rows = look_up(values, coalitions)
     assert exact.abs().max() > 0.1
     torch.testing.assert_close(fit_shapley(*rows, weights[None])[0], exact, rtol=0, atol=1e-5)
     assert (fit_shapley(*rows)[0] - exact).abs().max() > 1e-3  # every coalition counting alike is another question
@@ -103,9 +88,10 @@ def test_the_fit_is_captums_on_the_coalitions_that_captum_draws(target, images):
         theirs, drawn = run_captum(target, image, label, count)
         assert drawn[0].all() and not drawn[1].any() and len(drawn) == count + 2
         values = game(target, image)[0]
-        ours = fit_shapley(*look_up(values, drawn[2:]))[0, :, label]
+        ours = fit_shapley(*look_up(values, members(drawn[2:])))[0, :, label]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3 * theirs.abs().max().item())
-        others = fit_shapley(*look_up(values, draw_coalitions(1, count)))[0, :, label]
+        drawn = members(shapley_coalitions(torch.tensor([0]), 9, count, seed=1)[0])
+        others = fit_shapley(*look_up(values, drawn))[0, :, label]
         assert (others - theirs).abs().max() > 1e-2 * theirs.abs().max()
 
 

@@ -80,5 +80,5 @@ def test_labels_start_from_the_heatmaps_of_the_method(target, grid):
 
 
 def test_a_prior_explains_one_class(target, grid):
-    with pytest.raises(InputError, match=r"labels\.classes=label or predicted with labels\.prior, got all"):
+    with pytest.raises(InputError, match=r"module\.labels\.classes=label or predicted with module\.labels\.prior, got"):
         ShapleyLabels(target, grid, classes="all", prior="DecompX-PLUS")

@@ -7,9 +7,7 @@ import references
 import timm
 import torch
 from conftest import TINY_VIT
-from lightning import Trainer
-from torch.utils.data import DataLoader
-from toys import equal, state
+from toys import batch_of, equal, fit, state
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -21,18 +19,6 @@ from explainers.shapley.surrogate import Surrogate
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 LIGHT = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
-QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-
-
-def batch_of(images):
-    return {"image": images, "index": torch.arange(len(images))}
-
-
-def fit(surrogate, images, epochs, resume=None):
-    samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(images)]
-    trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **QUIET)
-    trainer.fit(surrogate, DataLoader(samples, batch_size=5), ckpt_path=resume)
-    return trainer
 
 
 @torch.no_grad()
@@ -54,7 +40,7 @@ def test_training_brings_masked_images_closer_to_whole_ones_and_leaves_the_teach
     target = make_target(drop_path_rate=0.3)
     surrogate, before = Surrogate(target, grid, ADAM), state(target)
     start = surrogate.eval().loss(batch_of(images), 1000).item()
-    fit(surrogate.train(), images, epochs=60)
+    fit(surrogate.train(), images, epochs=30)
     assert surrogate.eval().loss(batch_of(images), 1000) < start / 2
     assert equal(state(surrogate.teacher), before)
     assert equal(state(target), before) and not equal(state(surrogate.target), before)

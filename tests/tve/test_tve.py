@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from toys import LIGHT, Given, Perfect, Small, batch_of, equal, fit, state, step, training
 
+from explainers.errors import InputError
 from explainers.training.sources import complete
 from explainers.tve.oracle import Oracle
 from explainers.tve.tve import TVE, TVELoss
@@ -33,7 +34,9 @@ def test_a_perfect_network_has_no_loss(target, grid, images):
 
 
 @torch.no_grad()
-def test_a_perfect_network_gives_the_heatmaps_of_the_oracle(target, grid, images):
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_a_perfect_network_gives_the_heatmaps_of_the_oracle(target, grid, images, score):
+    target.score = score
     tve, oracle = TVE(target, grid, Perfect).eval(), Oracle(target, grid, hops=1)
     classes = torch.tensor([4, 2, 0, 1, 3])
     torch.testing.assert_close(tve(images, classes), oracle(images, classes), rtol=1e-4, atol=1e-4)
@@ -45,6 +48,14 @@ def test_a_perfect_network_gives_the_heatmaps_of_the_oracle(target, grid, images
     for label in range(5):
         expected = oracle(images, torch.full((5,), label))
         torch.testing.assert_close(every[:, label], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [partial(TVE, network=LIGHT), Oracle])
+def test_numbers_have_no_probabilities_to_compare(make_target, grid, kind):
+    target = make_target()
+    target.score = "value"
+    with pytest.raises(InputError, match="needs probabilities, but score=value of vit_tiny_patch16_224 has none: "):
+        kind(target, grid)
 
 
 @torch.no_grad()
