@@ -79,7 +79,7 @@ def clip_target(tower: Any, inputs: Inputs) -> tuple[TargetModel, str]:
         target, difference = map_to_timm(tower, plan(tower, inputs))
         return target, f"is computed in timm's architecture, with outputs that differ by at most {difference:.0g}"
     except Unmapped as reason:
-        target = plain_target(tower, inputs.mean, inputs.std, inputs.size, (), inputs.transform)
+        target = plain_target(tower, inputs)
         target.head = NoHead()
         return target, f"stays as it is, because {reason}"
 

@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-import explainers.models.huggingface as huggingface
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
@@ -22,7 +22,6 @@ from explainers.models.mapping import (
     Statistics,
     Unmapped,
     check_stated,
-    count_stated,
     map_to_timm,
     state_statistics,
 )
@@ -71,42 +70,52 @@ def as_target(
         processor: what prepared the photos of its training: an image processor of transformers, or torchvision's
             `weights.transforms()`; mean, std and image_size follow from it. `None` takes that of timm's config, of the
             entry `weights`, or the usual one of the family.
-        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `TargetModel`; `None` takes what the config
-            of transformers says, else `softmax`.
+        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `TargetModel`; `None` takes `value` for a
+            `target`, else what the config of transformers says, else `softmax`.
         target: function of what the module returns for B images → the number of each image that is explained, (B,),
             such as `lambda output: output["out"][:, 3, 40:80, 60:90].mean((1, 2))` of a segmentation.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
-    size = None if image_size is None else read_size(image_size)
+    size, fixed = None if image_size is None else read_size(image_size), {}
+    if isinstance(model, partial):
+        if model.args:
+            raise InputError("expected further inputs by name, as in functools.partial(model, name=...), got no names")
+        model, fixed = model.func, model.keywords
+    if isinstance(model, nn.Module):
+        model = take_off_wrappers(model)
     if isinstance(model, TargetModel):
-        if not classes and all(each is None for each in (weights, mean, std, processor, score, target)):
+        if not classes and not fixed and all(each is None for each in (weights, mean, std, processor, score, target)):
             return model if size is None else _override_settings(model.copied(), size, (), None)
         raise InputError(
             "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
         )
-    given = Given(mean, std, size, read_names(classes) if isinstance(classes, str | Path) else classes, None, score)
+    if target is not None and not callable(target):
+        raise InputError(
+            f"target= needs a function of what the module returns, got {target!r}: give one, such as lambda output:"
+            " output[:, 3]"
+        )
+    transform = None
     if processor is not None:
         found = read_processor(processor)
-        stated = (found.mean if mean is None else mean), (found.std if std is None else std)
-        given = Given(*stated, size or found.transform.size, given.classes, found.transform, score)
+        mean, std = found.mean if mean is None else mean, found.std if std is None else std
+        size = size or found.transform.size
+        transform = replace(found.transform, size=size)
+    names = read_names(classes) if isinstance(classes, str | Path) else classes
+    given = Given(mean, std, size, names, transform, score)
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
-    module = model.func if isinstance(model, partial) else model
-    if not isinstance(module, nn.Module):
+    if not isinstance(model, nn.Module):
         raise InputError(
-            f"expected a model, or the name of a timm model, got {type(module).__name__}: give a torch.nn.Module, a"
+            f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a"
             " name such as vit_tiny_patch16_224, or a TargetModel"
         )
-    module = take_off_wrappers(module)
-    if weights is not None and (find_library(module) is None or hasattr(module, "timm_model")):
+    if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
-    if isinstance(model, partial):
-        if model.args:
-            raise InputError("expected further inputs by name, as in functools.partial(model, name=...), got no names")
-        return _read_output(module, weights, target, model.keywords, given)
-    return _find_target(module, weights, given) if target is None else _read_output(module, weights, target, {}, given)
+    if target is None and not fixed:
+        return _find_target(model, weights, given)
+    return _read_output(model, weights, target, fixed, given)
 
 
 def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
@@ -120,9 +129,9 @@ def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
         inputs = find_inputs(tower, given.size).override(given._replace(classes=()), count)
         found, became = clip_target(tower, inputs)
         print(f"the image tower {type(tower).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
-        return _override_settings(found, None, given.classes, inputs.transform)
+        return _override_settings(found, given.size, given.classes, inputs.transform)
     if library is not None:
-        inputs = huggingface.find_wrapped_inputs(model).override(given, count)
+        inputs = library.find_inputs(model, None, given.size).override(given, count)
         given = Given(inputs.mean, inputs.std, given.size, inputs.classes, inputs.transform, inputs.score)
         model = model.timm_model
     if is_of_timm(model):
@@ -130,7 +139,7 @@ def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
         check_stated(model, mean=stated.mean, std=stated.std)
         found = TargetModel(state_statistics(model, given.mean, given.std), score=given.score).float().eval()
         return _override_settings(found, given.size, given.classes, given.transform)
-    count = count_stated(model, given.mean, given.std)
+    count = next((len(each) for each in (given.mean, given.std) if isinstance(each, Sequence)), count)
     return _search(model, Inputs(given.size, None, None, "as given").override(given, count))
 
 
@@ -151,7 +160,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
     reasons = [reason] if reason else []
     for inside in backbones:
         try:
-            target, said = take_apart(model, inside, inputs.mean, inputs.std, inputs.size, inputs.score)
+            target, said = take_apart(model, inside, inputs)
         except Unmapped as error:
             reasons.append(
                 f"{inside} inside ({type(model.get_submodule(inside)).__name__}) is not followed by a head: {error}"
@@ -169,12 +178,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
             file=sys.stderr,
             flush=True,
         )
-    return _take_whole(model, inputs)
-
-
-def _take_whole(model: nn.Module, inputs: Inputs) -> TargetModel:
-    """Explain a module as it is."""
-    return plain_target(model, inputs.mean, inputs.std, inputs.size, inputs.classes, inputs.transform, inputs.score)
+    return plain_target(model, inputs)
 
 
 def _read_output(
@@ -188,10 +192,10 @@ def _read_output(
         inputs = read_inputs(module, given.size)
     else:
         inputs = Inputs(given.size, None, None, "")
-    given = given if function is None else given._replace(score="value")
+    given = given if function is None else given._replace(score=given.score or "value")
     inputs = inputs.override(given, count_channels(module))
     print(f"{type(module).__name__} stays as it is; {inputs}", file=sys.stderr, flush=True)
-    return _take_whole(OutputReader(module, function, fixed), inputs)
+    return plain_target(OutputReader(module, function, fixed), inputs)
 
 
 def _override_settings(

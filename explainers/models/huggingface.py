@@ -83,6 +83,8 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     family = _find_family(model)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a model of transformers: drop weights")
+    if hasattr(model, "timm_model"):
+        return _find_wrapped_inputs(model, size)
     if hasattr(model, "vision_model") and hasattr(model, "text_model"):
         raise InputError(
             f"expected a model of images, got {type(model).__name__}, which embeds texts too: give model.vision_model"
@@ -97,16 +99,17 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     return Inputs(size, mean, std, origin, classes, transform, find_score(model.config))
 
 
-def find_wrapped_inputs(model: Any) -> Inputs:
+def _find_wrapped_inputs(model: Any, size: tuple[int, int] | None) -> Inputs:
     """Return the images that a timm model inside a model of transformers takes, as its config states them."""
     stated = model.config.pretrained_cfg or {}
     classes = class_names(model.config) if type(model).__name__.endswith("ForImageClassification") else []
     transform = None
     if stated:
         data = timm.data.resolve_data_config(pretrained_cfg=stated)
-        transform = ImageTransform.from_timm(data, data["input_size"][1:])
+        size = size or data["input_size"][1:]
+        transform = ImageTransform.from_timm(data, size)
     score = find_score(model.config)
-    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes, transform, score)
+    return Inputs(size, stated.get("mean"), stated.get("std"), "those of its config", classes, transform, score)
 
 
 def _find_family(model: Any) -> str:

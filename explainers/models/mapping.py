@@ -136,11 +136,6 @@ def _join_class_and_patches(tokens: Tensor, prefix: int, pool_type: str | None =
     return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], -1)
 
 
-def count_stated(model: nn.Module, mean: Statistics, std: Statistics) -> int:
-    """Count the channels of a module: as many as there are numbers in mean or std, otherwise as `count_channels`."""
-    return next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count_channels(model))
-
-
 def state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:
     """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
     given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -169,9 +170,10 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     try:
         found, classes = read_processor(weights.transforms()), list(weights.meta.get("categories", ()))
         size = size or ((own, own) if own else found.transform.size)
-        return Inputs(size, found.mean, found.std, f"those of {weights}", classes, found.transform)
-    except AttributeError as error:
+        transform = replace(found.transform, size=size)
+        return Inputs(size, found.mean, found.std, f"those of {weights}", classes, transform)
+    except (AttributeError, InputError) as error:
         raise InputError(
-            f"expected weights as torchvision names them, such as ResNet50_Weights.DEFAULT, got {weights!r}: load a"
-            " file into the model before"
+            "expected weights of a classifier as torchvision names them, such as ResNet50_Weights.DEFAULT, got"
+            f" {weights!r}: leave out weights, and load a file into the model before"
         ) from error

@@ -15,7 +15,6 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import load_head, save_head
 from explainers.models.names import class_names, match_classes
-from explainers.models.plain import plain_target
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
 from explainers.vectors import SelfExplaining
@@ -374,7 +373,7 @@ def test_a_copy_of_a_target_takes_another_size_as_timm_interpolates_its_position
     torch.testing.assert_close(resized(images), by_hand(target.normalise(images)))
     assert (resized.grid.shape, target.grid.shape) == ((3, 5), (4, 4))
     layers = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
-    net = plain_target(nn.Sequential(*layers), 0.5, 0.5, (16, 24))
+    net = as_target(nn.Sequential(*layers), mean=0.5, std=0.5, image_size=(16, 24))
     assert net.grid.shape == (8, 12)
     with pytest.raises(
         InputError, match="^expected image_size that Sequential can take, got 32 × 32: it takes 16 × 24"

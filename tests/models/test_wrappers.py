@@ -30,6 +30,7 @@ def test_the_model_inside_of_a_wrapper_is_explained(kind, make_model, images, ca
     for wrapped in (WRAPPERS[kind](model), nn.DataParallel(WRAPPERS[kind](model))):
         target = as_target(wrapped)
         assert target.identity() == expected.identity()
+        assert as_target(nn.DataParallel(target)) is target
         assert f"{kind}: taken off, and VisionTransformer inside is explained\n" in capsys.readouterr().err
     classes = torch.tensor([3, 0])
     heatmaps = [posthoc.build("GAE", each, each.grid)(images[:2], classes) for each in (target, expected)]
