@@ -74,7 +74,7 @@ def clip_target(tower: Any, inputs: Inputs) -> tuple[TargetModel, str]:
     """Make a target of an image tower, which embeds and has no classes, and say what became of it."""
     try:
         if hasattr(tower, "trunk"):
-            target = TargetModel(state_statistics(tower.trunk, inputs.mean, inputs.std), _projection(tower.head))
+            target = TargetModel(state_statistics(tower.trunk, inputs), _projection(tower.head))
             return target.float().eval(), "is the model of timm inside of it"
         target, difference = map_to_timm(tower, plan(tower, inputs))
         return target, f"is computed in timm's architecture, with outputs that differ by at most {difference:.0g}"

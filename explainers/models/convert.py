@@ -16,11 +16,11 @@ from explainers.models.clip_models import clip_target, find_inputs, find_tower, 
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
 from explainers.models.mapping import (
-    Given,
     Inputs,
     Plan,
     Statistics,
     Unmapped,
+    channels,
     check_stated,
     map_to_timm,
     state_statistics,
@@ -103,7 +103,6 @@ def as_target(
         size = size or found.transform.size
         transform = replace(found.transform, size=size)
     names = read_names(classes) if isinstance(classes, str | Path) else classes
-    given = Given(mean, std, size, names, transform, score)
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
     if not isinstance(model, nn.Module):
@@ -113,34 +112,36 @@ def as_target(
         )
     if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
+    known = find_library(model) is not None or is_of_timm(model) or is_clip(model)
+    # The mean of a module of no library may be of images that its first convolution does not see
+    stated = [] if known else [len(each) for each in (mean, std) if isinstance(each, Sequence)]
+    means, stds = (channels(*each, (stated or [count_channels(model)])[0]) for each in (("mean", mean), ("std", std)))
+    given = Inputs(size, means, stds, "as given", names, transform, score)
     if target is None and not fixed:
         return _find_target(model, weights, given)
     return _read_output(model, weights, target, fixed, given)
 
 
-def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
+def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
     """Make a target of a module without wrappers, as its library and what is inside of it allow."""
-    library, count = find_library(model), count_channels(model)
+    library = find_library(model)
     if library is not None and not hasattr(model, "timm_model"):
-        inputs = library.find_inputs(model, weights, given.size).override(given, count)
-        return _convert(model, library.plan, inputs)
+        return _convert(model, library.plan, library.find_inputs(model, weights, given.size).override(given))
     if is_clip(model):
         tower = find_tower(model)
-        inputs = find_inputs(tower, given.size).override(given._replace(classes=()), count)
+        inputs = find_inputs(tower, given.size).override(replace(given, classes=()))
         found, became = clip_target(tower, inputs)
         print(f"the image tower {type(tower).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
         return _override_settings(found, given.size, given.classes, inputs.transform)
     if library is not None:
-        inputs = library.find_inputs(model, None, given.size).override(given, count)
-        given = Given(inputs.mean, inputs.std, given.size, inputs.classes, inputs.transform, inputs.score)
+        given = replace(library.find_inputs(model, None, given.size).override(given), size=given.size)
         model = model.timm_model
     if is_of_timm(model):
-        stated = read_inputs(model).override(given, count)
+        stated = read_inputs(model).override(given)
         check_stated(model, mean=stated.mean, std=stated.std)
-        found = TargetModel(state_statistics(model, given.mean, given.std), score=given.score).float().eval()
+        found = TargetModel(state_statistics(model, given), score=given.score).float().eval()
         return _override_settings(found, given.size, given.classes, given.transform)
-    count = next((len(each) for each in (given.mean, given.std) if isinstance(each, Sequence)), count)
-    return _search(model, Inputs(given.size, None, None, "as given").override(given, count))
+    return _search(model, given)
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -169,7 +170,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
         print(f"{name}: {said}", file=sys.stderr, flush=True)
         return _override_settings(target, None, inputs.classes, inputs.transform)
     if backbones:
-        inputs = read_inputs(model.get_submodule(backbones[0]), inputs.size).override(inputs, count_channels(model))
+        inputs = read_inputs(model.get_submodule(backbones[0]), inputs.size).override(inputs)
     if reasons:
         by_hand = "; if you know its head, give TargetModel(backbone, head=head)" if backbones else ""
         print(
@@ -182,18 +183,16 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
 
 
 def _read_output(
-    module: Any, weights: Any, function: TargetFunction | None, fixed: dict[str, Any], given: Given
+    module: Any, weights: Any, function: TargetFunction | None, fixed: dict[str, Any], given: Inputs
 ) -> TargetModel:
     """Explain what a function reads of a module's output, or the output of one whose further inputs are fixed."""
     library = find_library(module)
     if library is not None:
-        inputs = library.find_inputs(module, weights, given.size)
-    elif is_of_timm(module):
-        inputs = read_inputs(module, given.size)
+        inputs = library.find_inputs(module, weights, given.size).override(given)
     else:
-        inputs = Inputs(given.size, None, None, "")
-    given = given if function is None else given._replace(score=given.score or "value")
-    inputs = inputs.override(given, count_channels(module))
+        inputs = read_inputs(module, given.size).override(given) if is_of_timm(module) else given
+    if function is not None:
+        inputs = replace(inputs, score=given.score or "value")
     print(f"{type(module).__name__} stays as it is; {inputs}", file=sys.stderr, flush=True)
     return plain_target(OutputReader(module, function, fixed), inputs)
 

@@ -19,11 +19,8 @@ from explainers.errors import InputError
 from explainers.models.heads import NoHead
 from explainers.models.mapping import (
     TOLERANCE,
-    Given,
     Inputs,
-    Statistics,
     Unmapped,
-    channels,
     check_stated,
     compare_outputs,
     draw_probes,
@@ -111,7 +108,7 @@ def take_apart(model: nn.Module, name: str, given: Inputs) -> tuple[TargetModel,
         raise
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
-    inputs = _read_normalisation(probes, seen, read_inputs(part, given.size), given.mean, given.std)
+    inputs = _read_normalisation(probes, seen, read_inputs(part, given.size), given)
     check_stated(model, mean=inputs.mean, std=inputs.std)
     if given.score != "value":
         check_no_probabilities(expected[:3], type(model).__name__)
@@ -168,22 +165,22 @@ def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[
     return seen, outputs, logits
 
 
-def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, mean: Statistics, std: Statistics) -> Inputs:
+def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, given: Inputs) -> Inputs:
     """The images that a module takes, whose backbone sees `seen` of the probe images, and takes `inputs`."""
     if seen.shape != images.shape:
         raise Unmapped(
             f"it sees images of shape {list(seen.shape[1:])}, where the module takes {list(images.shape[1:])}"
         )
-    given, found = (each.transpose(0, 1).flatten(1).double() for each in (images, seen))
-    centred = given - given.mean(1, keepdim=True)
+    drawn, found = (each.transpose(0, 1).flatten(1).double() for each in (images, seen))
+    centred = drawn - drawn.mean(1, keepdim=True)
     scale = (centred * found).sum(1) / centred.square().sum(1)
-    shift = found.mean(1) - scale * given.mean(1)
-    if not torch.allclose(scale[:, None] * given + shift[:, None], found, rtol=1e-4, atol=1e-4):
+    shift = found.mean(1) - scale * drawn.mean(1)
+    if not torch.allclose(scale[:, None] * drawn + shift[:, None], found, rtol=1e-4, atol=1e-4):
         raise Unmapped("it sees other images than the module, which differ by more than a normalisation")
     if torch.allclose(seen, images):
-        return inputs.override(Given(mean, std), len(scale))
-    taken = [torch.tensor(channels(*each, len(scale))).to(scale) for each in (("mean", mean or 0), ("std", std or 1))]
-    means, stds = (taken[0] - shift * taken[1] / scale).round(decimals=6), (taken[1] / scale).round(decimals=6)
+        return inputs.override(replace(given, classes=(), transform=None, score=None))
+    mean, std = (torch.tensor(each).to(scale) for each in (given.mean or 0.0, given.std or 1.0))
+    means, stds = (mean - shift * std / scale).round(decimals=6), (std / scale).round(decimals=6)
     if not ((means >= 0) & (means <= 1) & (stds > 0)).all():
         raise InputError(
             f"std= is needed: the module normalises its images itself, and pixels from 0 to 1 would have mean"

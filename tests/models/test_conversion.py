@@ -29,7 +29,7 @@ from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import NoHead, TextProjection
-from explainers.models.mapping import Given
+from explainers.models.mapping import Inputs
 from explainers.models.torchvision_models import find_inputs
 from explainers.posthoc.soft_masks import patch_means
 
@@ -168,7 +168,7 @@ def test_classes_have_the_names_of_the_model():
 
 def test_weights_of_torchvision_state_normalisation_size_and_classes():
     model = converted("torchvision ResNet")[0].model
-    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(Given(0.5), 3)
+    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(Inputs(None, [0.5] * 3, None, ""))
     assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.size == (224, 224)
     origin = "mean as given, else those of ResNet18_Weight"
     photos = "photos cropped to 224 x 224, the middle 88 % (bilinear)"
