@@ -133,11 +133,10 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         raise Unmapped(f"only {', '.join(FAMILIES)} of torchvision are converted")
     convert, head_of = FAMILIES[family]
     try:
-        architecture, arguments, named = convert(model, model.state_dict(), inputs.size)
-        head = linear_part(head_of(model))
+        mapped, head = convert(model, model.state_dict(), inputs.size), linear_part(head_of(model))
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise Unmapped(f"it is not built as torchvision's {family} is ({error})") from error
-    return Plan(f"torchvision {family}", architecture, arguments, named, head, nn.Module.__call__, inputs)
+    return Plan(f"torchvision {family}", *mapped, head, nn.Module.__call__, inputs)
 
 
 def is_model(module: nn.Module) -> bool:
