@@ -218,9 +218,8 @@ def _resize(target: TargetModel, size: tuple[int, int]) -> None:
             backbone.set_input_size(img_size=size)
         backbone.pretrained_cfg["input_size"] = (len(target.mean), *size)
         target.check_grid(target.grid)
-        embed = getattr(backbone, "patch_embed", None)
-        if (own := getattr(embed, "img_size", None)) not in (None, size):
-            raise ValueError(f"it takes {own[0]} × {own[1]} pixels alone")
+        if (taken := target.grid.size) != size:
+            raise ValueError(f"it takes {taken[0]} × {taken[1]} pixels")
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(

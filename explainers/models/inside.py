@@ -21,6 +21,7 @@ from explainers.models.mapping import (
     TOLERANCE,
     Inputs,
     Unmapped,
+    channels,
     check_stated,
     compare_outputs,
     draw_probes,
@@ -177,10 +178,11 @@ def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, given: Inp
     shift = found.mean(1) - scale * drawn.mean(1)
     if not torch.allclose(scale[:, None] * drawn + shift[:, None], found, rtol=1e-4, atol=1e-4):
         raise Unmapped("it sees other images than the module, which differ by more than a normalisation")
+    mean, std = channels("mean", given.mean, len(scale)), channels("std", given.std, len(scale))
     if torch.allclose(seen, images):
-        return inputs.override(replace(given, classes=(), transform=None, score=None))
-    mean, std = (torch.tensor(each).to(scale) for each in (given.mean or 0.0, given.std or 1.0))
-    means, stds = (mean - shift * std / scale).round(decimals=6), (std / scale).round(decimals=6)
+        return inputs.override(Inputs(None, mean, std, ""))
+    taken = torch.tensor(mean or 0.0).to(scale), torch.tensor(std or 1.0).to(scale)
+    means, stds = (taken[0] - shift * taken[1] / scale).round(decimals=6), (taken[1] / scale).round(decimals=6)
     if not ((means >= 0) & (means <= 1) & (stds > 0)).all():
         raise InputError(
             f"std= is needed: the module normalises its images itself, and pixels from 0 to 1 would have mean"

@@ -247,6 +247,12 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
             "expected image_size=32, as this VisionTransformer takes, got another: drop image_size",
         ),
         ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30 × 30: expected"),
+        ("resnet", {"image_size": 40}, "expected image_size that test_resnet can take, got 40 × 40: it takes 32 × 32"),
+        (
+            "net",
+            {"mean": (0.1, 0.2)},
+            "expected mean of pixels from 0 to 1, 3 numbers from 0 to 1, got [0.1, 0.2]",
+        ),
         (
             "timm",
             {"image_size": "48"},
@@ -266,6 +272,8 @@ def test_what_does_not_fit_is_refused_in_one_line(model, arguments, message, mak
     models = {
         "vit": TORCHVISION["ViT"],
         "timm": make_model,
+        "resnet": lambda: make_model("test_resnet"),
+        "net": lambda: nn.Sequential(make_model(), nn.ReLU()),
         "clip": TWO_TOWERS["CLIP"],
         "target": lambda: target,
         "CLIP": lambda: converted("transformers CLIP that classifies")[0].model,
