@@ -6,6 +6,7 @@ import importlib.util
 import pytest
 import timm
 import torch
+from held import Net, call
 from torch import nn
 from torch.nn import functional as F
 
@@ -108,20 +109,9 @@ def adapt(model):
     return model
 
 
-class Net(nn.Module):
-    """A net around a model with adapters."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.encoder = Peft(model)
-
-    def forward(self, images):
-        return self.encoder(images)
-
-
 @torch.no_grad()
 @pytest.mark.situation(1)
-@pytest.mark.parametrize("build", [adapt, Peft, Net])
+@pytest.mark.parametrize("build", [adapt, Peft, lambda model: Net(Peft(model), call, nn.Identity())])
 def test_adapters_are_merged_into_a_copy(build, make_model, images):
     tuned = build(copy.deepcopy(make_model()))
     before = weights_hash(tuned)
