@@ -33,9 +33,7 @@ from explainers.images.transform import ImageTransform
 from explainers.metrics.perturbation import perturbation_sweep
 from explainers.models import as_target
 from explainers.models.functionals import choose_temperature
-from explainers.models.inside import take_apart
 from explainers.models.mapping import Inputs
-from explainers.models.plain import plain_target
 from explainers.models.scores import log_odds, log_probabilities, scale_logits
 from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import label_methods
@@ -57,7 +55,7 @@ EXCLUDED = {
     stream: "its purposes are written in the code, not in a config",
     attention.transformation_weights: "TokenTM checks its scale",
     white_box.class_functionals: "WhiteBox checks its output",
-    **dict.fromkeys((as_target, explain, prepare_model, take_apart, Inputs, plain_target), "TargetModel checks"),
+    **dict.fromkeys((as_target, explain, prepare_model, Inputs), "TargetModel checks"),
     **dict.fromkeys(
         (scale_logits, log_probabilities, log_odds, choose_temperature, perturbation_sweep),
         "TargetModel checks its score",

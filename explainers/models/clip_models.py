@@ -74,12 +74,12 @@ def clip_target(tower: Any, inputs: Inputs) -> tuple[TargetModel, str]:
     """Make a target of an image tower, which embeds and has no classes, and say what became of it."""
     try:
         if hasattr(tower, "trunk"):
-            target = TargetModel(state_statistics(tower.trunk, inputs.mean, inputs.std), _projection(tower.head))
+            target = TargetModel(state_statistics(tower.trunk, inputs), _projection(tower.head))
             return target.float().eval(), "is the model of timm inside of it"
         target, difference = map_to_timm(tower, plan(tower, inputs))
         return target, f"is computed in timm's architecture, with outputs that differ by at most {difference:.0g}"
     except Unmapped as reason:
-        target = plain_target(tower, inputs.mean, inputs.std, inputs.size, (), inputs.transform)
+        target = plain_target(tower, inputs)
         target.head = NoHead()
         return target, f"stays as it is, because {reason}"
 

@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-import explainers.models.huggingface as huggingface
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
@@ -16,13 +16,12 @@ from explainers.models.clip_models import clip_target, find_inputs, find_tower, 
 from explainers.models.fetching import timm_model
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
 from explainers.models.mapping import (
-    Given,
     Inputs,
     Plan,
     Statistics,
     Unmapped,
+    channels,
     check_stated,
-    count_stated,
     map_to_timm,
     state_statistics,
 )
@@ -71,67 +70,78 @@ def as_target(
         processor: what prepared the photos of its training: an image processor of transformers, or torchvision's
             `weights.transforms()`; mean, std and image_size follow from it. `None` takes that of timm's config, of the
             entry `weights`, or the usual one of the family.
-        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `TargetModel`; `None` takes what the config
-            of transformers says, else `softmax`.
+        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `TargetModel`; `None` takes `value` for a
+            `target`, else what the config of transformers says, else `softmax`.
         target: function of what the module returns for B images → the number of each image that is explained, (B,),
             such as `lambda output: output["out"][:, 3, 40:80, 60:90].mean((1, 2))` of a segmentation.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
-    size = None if image_size is None else read_size(image_size)
+    size, fixed = None if image_size is None else read_size(image_size), {}
+    if isinstance(model, partial):
+        if model.args:
+            raise InputError("expected further inputs by name, as in functools.partial(model, name=...), got no names")
+        model, fixed = model.func, model.keywords
+    if isinstance(model, nn.Module):
+        model = take_off_wrappers(model)
     if isinstance(model, TargetModel):
-        if not classes and all(each is None for each in (weights, mean, std, processor, score, target)):
+        if not classes and not fixed and all(each is None for each in (weights, mean, std, processor, score, target)):
             return model if size is None else _override_settings(model.copied(), size, (), None)
         raise InputError(
             "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
         )
-    given = Given(mean, std, size, read_names(classes) if isinstance(classes, str | Path) else classes, None, score)
+    if target is not None and not callable(target):
+        raise InputError(
+            f"target= needs a function of what the module returns, got {target!r}: give one, such as lambda output:"
+            " output[:, 3]"
+        )
+    transform = None
     if processor is not None:
         found = read_processor(processor)
-        stated = (found.mean if mean is None else mean), (found.std if std is None else std)
-        given = Given(*stated, size or found.transform.size, given.classes, found.transform, score)
+        mean, std = found.mean if mean is None else mean, found.std if std is None else std
+        size = size or found.transform.size
+        transform = replace(found.transform, size=size)
+    names = read_names(classes) if isinstance(classes, str | Path) else classes
     if isinstance(model, str):
         model, weights = timm_model(model, weights), None
-    module = model.func if isinstance(model, partial) else model
-    if not isinstance(module, nn.Module):
+    if not isinstance(model, nn.Module):
         raise InputError(
-            f"expected a model, or the name of a timm model, got {type(module).__name__}: give a torch.nn.Module, a"
+            f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a"
             " name such as vit_tiny_patch16_224, or a TargetModel"
         )
-    module = take_off_wrappers(module)
-    if weights is not None and (find_library(module) is None or hasattr(module, "timm_model")):
+    if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
-    if isinstance(model, partial):
-        if model.args:
-            raise InputError("expected further inputs by name, as in functools.partial(model, name=...), got no names")
-        return _read_output(module, weights, target, model.keywords, given)
-    return _find_target(module, weights, given) if target is None else _read_output(module, weights, target, {}, given)
+    known = find_library(model) is not None or is_of_timm(model) or is_clip(model)
+    # The mean of a module of no library may be of images that its first convolution does not see
+    stated = [] if known else [len(each) for each in (mean, std) if isinstance(each, Sequence)]
+    means, stds = (channels(*each, (stated or [count_channels(model)])[0]) for each in (("mean", mean), ("std", std)))
+    given = Inputs(size, means, stds, "as given", names, transform, score)
+    if target is None and not fixed:
+        return _find_target(model, weights, given)
+    return _read_output(model, weights, target, fixed, given)
 
 
-def _find_target(model: Any, weights: Any, given: Given) -> TargetModel:
+def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
     """Make a target of a module without wrappers, as its library and what is inside of it allow."""
-    library, count = find_library(model), count_channels(model)
+    library = find_library(model)
     if library is not None and not hasattr(model, "timm_model"):
-        inputs = library.find_inputs(model, weights, given.size).override(given, count)
-        return _convert(model, library.plan, inputs)
+        return _convert(model, library.plan, library.find_inputs(model, weights, given.size).override(given))
     if is_clip(model):
         tower = find_tower(model)
-        inputs = find_inputs(tower, given.size).override(given._replace(classes=()), count)
+        inputs = find_inputs(tower, given.size).override(replace(given, classes=()))
         found, became = clip_target(tower, inputs)
         print(f"the image tower {type(tower).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
-        return _override_settings(found, None, given.classes, inputs.transform)
+        return _override_settings(found, given.size, given.classes, inputs.transform)
     if library is not None:
-        inputs = huggingface.find_wrapped_inputs(model).override(given, count)
-        given = Given(inputs.mean, inputs.std, given.size, inputs.classes, inputs.transform, inputs.score)
+        given = replace(library.find_inputs(model, None, given.size).override(given), size=given.size)
         model = model.timm_model
     if is_of_timm(model):
-        stated = read_inputs(model).override(given, count)
+        stated = read_inputs(model).override(given)
         check_stated(model, mean=stated.mean, std=stated.std)
-        found = TargetModel(state_statistics(model, given.mean, given.std), score=given.score).float().eval()
+        found = TargetModel(state_statistics(model, given), score=given.score).float().eval()
         return _override_settings(found, given.size, given.classes, given.transform)
-    count = count_stated(model, given.mean, given.std)
-    return _search(model, Inputs(given.size, None, None, "as given").override(given, count))
+    return _search(model, given)
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -151,7 +161,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
     reasons = [reason] if reason else []
     for inside in backbones:
         try:
-            target, said = take_apart(model, inside, inputs.mean, inputs.std, inputs.size, inputs.score)
+            target, said = take_apart(model, inside, inputs)
         except Unmapped as error:
             reasons.append(
                 f"{inside} inside ({type(model.get_submodule(inside)).__name__}) is not followed by a head: {error}"
@@ -160,7 +170,7 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
         print(f"{name}: {said}", file=sys.stderr, flush=True)
         return _override_settings(target, None, inputs.classes, inputs.transform)
     if backbones:
-        inputs = read_inputs(model.get_submodule(backbones[0]), inputs.size).override(inputs, count_channels(model))
+        inputs = read_inputs(model.get_submodule(backbones[0]), inputs.size).override(inputs)
     if reasons:
         by_hand = "; if you know its head, give TargetModel(backbone, head=head)" if backbones else ""
         print(
@@ -169,29 +179,22 @@ def _search(model: nn.Module, inputs: Inputs, reason: str = "") -> TargetModel:
             file=sys.stderr,
             flush=True,
         )
-    return _take_whole(model, inputs)
-
-
-def _take_whole(model: nn.Module, inputs: Inputs) -> TargetModel:
-    """Explain a module as it is."""
-    return plain_target(model, inputs.mean, inputs.std, inputs.size, inputs.classes, inputs.transform, inputs.score)
+    return plain_target(model, inputs)
 
 
 def _read_output(
-    module: Any, weights: Any, function: TargetFunction | None, fixed: dict[str, Any], given: Given
+    module: Any, weights: Any, function: TargetFunction | None, fixed: dict[str, Any], given: Inputs
 ) -> TargetModel:
     """Explain what a function reads of a module's output, or the output of one whose further inputs are fixed."""
     library = find_library(module)
     if library is not None:
-        inputs = library.find_inputs(module, weights, given.size)
-    elif is_of_timm(module):
-        inputs = read_inputs(module, given.size)
+        inputs = library.find_inputs(module, weights, given.size).override(given)
     else:
-        inputs = Inputs(given.size, None, None, "")
-    given = given if function is None else given._replace(score="value")
-    inputs = inputs.override(given, count_channels(module))
+        inputs = read_inputs(module, given.size).override(given) if is_of_timm(module) else given
+    if function is not None:
+        inputs = replace(inputs, score=given.score or "value")
     print(f"{type(module).__name__} stays as it is; {inputs}", file=sys.stderr, flush=True)
-    return _take_whole(OutputReader(module, function, fixed), inputs)
+    return plain_target(OutputReader(module, function, fixed), inputs)
 
 
 def _override_settings(
@@ -215,9 +218,8 @@ def _resize(target: TargetModel, size: tuple[int, int]) -> None:
             backbone.set_input_size(img_size=size)
         backbone.pretrained_cfg["input_size"] = (len(target.mean), *size)
         target.check_grid(target.grid)
-        embed = getattr(backbone, "patch_embed", None)
-        if (own := getattr(embed, "img_size", None)) not in (None, size):
-            raise ValueError(f"it takes {own[0]} × {own[1]} pixels alone")
+        if (taken := target.grid.size) != size:
+            raise ValueError(f"it takes {taken[0]} × {taken[1]} pixels")
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(

@@ -9,7 +9,7 @@ from timm.layers import LayerNorm, SwiGLUPacked
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.models.mapping import Inputs, Plan, Table, Unmapped, linear_part, rename_weights
+from explainers.models.mapping import Inputs, Mapped, Plan, Table, Unmapped, Weights, linear_part, rename_weights
 
 NAMES: Table = (
     (r"^(mask_token$|head\.)", None),
@@ -55,9 +55,15 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         head = linear_part(model.head)
     except (AttributeError, KeyError) as error:
         raise Unmapped(f"it is not built as DINOv2 of torch.hub is ({error})") from error
-    if any(".mlp.w12." in name for name in model.state_dict()):
+    gated = any(".mlp.w12." in name for name in model.state_dict())
+    return Plan("torch.hub DINOv2", *finish_dinov2(sizes, named, gated), head, nn.Module.__call__, inputs)
+
+
+def finish_dinov2(sizes: dict[str, Any], named: Weights, gated: bool) -> Mapped:
+    """Add to the sizes of a DINOv2 whether its MLPs have gates, and its registers, which have no positions."""
+    if gated:
         sizes |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
-    if "reg_token" in named:  # registers have no positions
+    if "reg_token" in named:
         named |= {"cls_token": named["cls_token"] + named["pos_embed"][:, :1], "pos_embed": named["pos_embed"][:, 1:]}
         sizes |= {"reg_tokens": named["reg_token"].shape[1], "no_embed_class": True}
-    return Plan("torch.hub DINOv2", "vit_base_patch14_dinov2", sizes, named, head, nn.Module.__call__, inputs)
+    return "vit_base_patch14_dinov2", sizes, named

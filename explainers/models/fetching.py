@@ -242,14 +242,19 @@ def difference(error: Exception) -> str:
 def save_target(target: TargetModel, path: Path) -> None:
     """Write backbone and head, linear or distilled, to one file, which timm can load as a checkpoint of its model."""
     weights, head = target.backbone.state_dict(), target.head
-    layers = target.backbone.pretrained_cfg["classifier"]
+    layers = target.backbone.pretrained_cfg.get("classifier")
+    if layers is None or not isinstance(head, nn.Linear | DistilledHead):
+        raise InputError(
+            f"expected a model of timm with a linear head to write to {path}, got {target.name} with a"
+            f" {type(head).__name__}: take such a model, or save its state_dict"
+        )
     layers = (layers,) if isinstance(layers, str) else layers
     if isinstance(head, DistilledHead):
         parts: list[Any] = [(part.weight, part.bias) for part in (head.head, head.head_dist)]
     else:  # a factor of 2 for a distilled DeiT, because timm averages the logits of its two classifiers
         parts = [(weight * len(layers), head.bias) for weight in head.weight.chunk(len(layers), -1)]
     for layer, (weight, bias) in zip(layers, parts, strict=True):
-        weights |= {f"{layer}.weight": weight, f"{layer}.bias": bias.clone()}
+        weights |= {f"{layer}.weight": weight, f"{layer}.bias": 0 * weight[:, 0] if bias is None else bias.clone()}
     save_weights(weights, path)
 
 

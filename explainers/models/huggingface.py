@@ -12,12 +12,13 @@ from typing import Any
 
 import timm.data
 import torch
-from timm.layers import LayerNorm, SwiGLUPacked
+from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import read_size
+from explainers.models.dinov2_hub import finish_dinov2
 from explainers.models.heads import DistilledHead, TextProjection
 from explainers.models.huggingface_stages import map_convnext, map_hiera, map_resnet
 from explainers.models.mapping import (
@@ -61,13 +62,13 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         raise Unmapped("the size of its images is not known, or they are not of three channels")
     weights = model.state_dict() if size == own else _resize_positions(model, size, config.patch_size)
     try:
-        architecture, arguments, named = FAMILIES[family][0](model, config, weights, size)
+        mapped = FAMILIES[family][0](model, config, weights, size)
     except (AttributeError, KeyError) as error:
         raise Unmapped(f"it is not built as the {family} of transformers that is known here ({error})") from error
     outputs = partial(_outputs, family=family, interpolates=size != own)
     pool = class_and_patches if family.startswith("dinov2") and hasattr(model, "classifier") else None
     on_the_hub = str(getattr(model.config, "_name_or_path", "") or name).rstrip("/").rpartition("/")[2]
-    return Plan(on_the_hub, architecture, arguments, named, _head(model), outputs, inputs, pool)
+    return Plan(on_the_hub, *mapped, _head(model), outputs, inputs, pool)
 
 
 def is_model(module: nn.Module) -> bool:
@@ -83,6 +84,8 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     family = _find_family(model)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a model of transformers: drop weights")
+    if hasattr(model, "timm_model"):
+        return _find_wrapped_inputs(model, size)
     if hasattr(model, "vision_model") and hasattr(model, "text_model"):
         raise InputError(
             f"expected a model of images, got {type(model).__name__}, which embeds texts too: give model.vision_model"
@@ -97,16 +100,17 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     return Inputs(size, mean, std, origin, classes, transform, find_score(model.config))
 
 
-def find_wrapped_inputs(model: Any) -> Inputs:
+def _find_wrapped_inputs(model: Any, size: tuple[int, int] | None) -> Inputs:
     """Return the images that a timm model inside a model of transformers takes, as its config states them."""
     stated = model.config.pretrained_cfg or {}
     classes = class_names(model.config) if type(model).__name__.endswith("ForImageClassification") else []
     transform = None
     if stated:
         data = timm.data.resolve_data_config(pretrained_cfg=stated)
-        transform = ImageTransform.from_timm(data, data["input_size"][1:])
+        size = size or data["input_size"][1:]
+        transform = ImageTransform.from_timm(data, size)
     score = find_score(model.config)
-    return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes, transform, score)
+    return Inputs(size, stated.get("mean"), stated.get("std"), "those of its config", classes, transform, score)
 
 
 def _find_family(model: Any) -> str:
@@ -263,12 +267,7 @@ def _deit(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> M
 def _dinov2(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:
     named = join_weights(_blocks(weights, BLOCKS), ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
     sizes = _sizes(config, named, size) | {"init_values": 1.0}
-    if getattr(config, "use_swiglu_ffn", False):
-        sizes |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
-    if "reg_token" in named:  # registers have no positions
-        named |= {"cls_token": named["cls_token"] + named["pos_embed"][:, :1], "pos_embed": named["pos_embed"][:, 1:]}
-        sizes |= {"reg_tokens": named["reg_token"].shape[1], "no_embed_class": True}
-    return "vit_base_patch14_dinov2", sizes, named
+    return finish_dinov2(sizes, named, getattr(config, "use_swiglu_ffn", False))
 
 
 def _dinov3(model: Any, config: Any, weights: Weights, size: tuple[int, int]) -> Mapped:

@@ -19,9 +19,7 @@ from explainers.errors import InputError
 from explainers.models.heads import NoHead
 from explainers.models.mapping import (
     TOLERANCE,
-    Given,
     Inputs,
-    Statistics,
     Unmapped,
     channels,
     check_stated,
@@ -32,7 +30,6 @@ from explainers.models.mapping import (
 )
 from explainers.models.model import TargetModel
 from explainers.models.plain import check_logits, check_no_probabilities, take_logits
-from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 
@@ -87,15 +84,13 @@ def read_inputs(part: Any, size: tuple[int, int] | None = None) -> Inputs:
     return Inputs(size, config["mean"], config["std"], "those of its config")
 
 
-def take_apart(
-    model: nn.Module, name: str, mean: Statistics, std: Statistics, size: tuple[int, int] | None, score: Score | None
-) -> tuple[TargetModel, str]:
+def take_apart(model: nn.Module, name: str, given: Inputs) -> tuple[TargetModel, str]:
     """Take the backbone `name` inside of a module as G, and what the module computes of its embedding as H.
 
     Args:
         model: any module, which stays as it is.
         name: of a backbone that `find_backbones` returns.
-        mean: mean of the pixels that the module takes; likewise `std`, `size` and `score`, see `as_target`.
+        given: the images that the module takes, as far as they are known.
 
     Returns:
         The target, in eval mode, and what a line says about it.
@@ -106,7 +101,7 @@ def take_apart(
     """
     own = copy_module(model).float().eval()
     part: Any = own.get_submodule(name)
-    inside = _embed_like(part, size)
+    inside = _embed_like(part, given.size)
     probes = draw_probes(inside)
     try:
         seen, outputs, expected = _record(own, part, probes)
@@ -114,9 +109,9 @@ def take_apart(
         raise
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
-    inputs = _read_normalisation(probes, seen, read_inputs(part, size), mean, std)
+    inputs = _read_normalisation(probes, seen, read_inputs(part, given.size), given)
     check_stated(model, mean=inputs.mean, std=inputs.std)
-    if score != "value":
+    if given.score != "value":
         check_no_probabilities(expected[:3], type(model).__name__)
     rest = Rest(own, part, inside.head, outputs, probes.shape[1:])
     target = _find_pooling(inside, rest, seen, expected)
@@ -126,7 +121,7 @@ def take_apart(
     if head is rest:
         rest.drop_unused(part, {layer for layer, *_ in layers})
     target.backbone.pretrained_cfg = target.backbone.pretrained_cfg | {"mean": inputs.mean, "std": inputs.std}
-    found = TargetModel(target.backbone, linear_part(head) or head, score).eval()
+    found = TargetModel(target.backbone, linear_part(head) or head, given.score).eval()
     found.classes = inside.classes if head is inside.head else []
     kind, library = type(part).__name__, type(part).__module__.partition(".")[0]
     said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {_describe(head, layers)}"
@@ -171,21 +166,22 @@ def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[
     return seen, outputs, logits
 
 
-def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, mean: Statistics, std: Statistics) -> Inputs:
+def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, given: Inputs) -> Inputs:
     """The images that a module takes, whose backbone sees `seen` of the probe images, and takes `inputs`."""
     if seen.shape != images.shape:
         raise Unmapped(
             f"it sees images of shape {list(seen.shape[1:])}, where the module takes {list(images.shape[1:])}"
         )
-    given, found = (each.transpose(0, 1).flatten(1).double() for each in (images, seen))
-    centred = given - given.mean(1, keepdim=True)
+    drawn, found = (each.transpose(0, 1).flatten(1).double() for each in (images, seen))
+    centred = drawn - drawn.mean(1, keepdim=True)
     scale = (centred * found).sum(1) / centred.square().sum(1)
-    shift = found.mean(1) - scale * given.mean(1)
-    if not torch.allclose(scale[:, None] * given + shift[:, None], found, rtol=1e-4, atol=1e-4):
+    shift = found.mean(1) - scale * drawn.mean(1)
+    if not torch.allclose(scale[:, None] * drawn + shift[:, None], found, rtol=1e-4, atol=1e-4):
         raise Unmapped("it sees other images than the module, which differ by more than a normalisation")
+    mean, std = channels("mean", given.mean, len(scale)), channels("std", given.std, len(scale))
     if torch.allclose(seen, images):
-        return inputs.override(Given(mean, std), len(scale))
-    taken = [torch.tensor(channels(*each, len(scale))).to(scale) for each in (("mean", mean or 0), ("std", std or 1))]
+        return inputs.override(Inputs(None, mean, std, ""))
+    taken = torch.tensor(mean or 0.0).to(scale), torch.tensor(std or 1.0).to(scale)
     means, stds = (taken[0] - shift * taken[1] / scale).round(decimals=6), (taken[1] / scale).round(decimals=6)
     if not ((means >= 0) & (means <= 1) & (stds > 0)).all():
         raise InputError(

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import timm
 import torch
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
-from explainers.models.model import TargetModel, count_channels
+from explainers.models.model import TargetModel
 from explainers.models.names import list_names
 from explainers.models.scores import Score
 
@@ -35,24 +35,13 @@ Mapped = tuple[str, dict[str, Any], Weights]
 """Name of an architecture in timm, the arguments of its size, and the weights by timm's names."""
 
 
-class Given(NamedTuple):
-    """What a user states of the images and outputs of a model, see `as_target`."""
-
-    mean: Statistics = None
-    std: Statistics = None
-    size: tuple[int, int] | None = None
-    classes: Sequence[str] = ()
-    transform: ImageTransform | None = None
-    score: Score | None = None
-
-
 @dataclass(frozen=True)
 class Inputs:
-    """The images that a model of another library takes, and the names of its classes.
+    """The images that a model takes, and what its outputs mean: as its library says it, or as a user states it.
 
     Args:
         size: height and width of the images in pixels; None if not known.
-        mean: mean of pixels from 0 to 1; None if not known.
+        mean: mean of pixels from 0 to 1, one number for each channel; None if not known.
         std: their standard deviation; None if not known.
         origin: where mean and standard deviation come from, for messages.
         classes: names of the classes, in the order of the logits; empty if they are not known.
@@ -68,14 +57,14 @@ class Inputs:
     transform: ImageTransform | None = None
     score: Score | None = None
 
-    def override(self, given: "Given | Inputs", count: int) -> "Inputs":
-        """Override what is given; mean and std are those of `count` channels."""
+    def override(self, given: "Inputs") -> "Inputs":
+        """Override what is given, except the size."""
         stated = [name for name in ("mean", "std") if getattr(given, name) is not None]
         origin = {0: self.origin, 1: f"{' '.join(stated)} as given, else {self.origin}", 2: "as given"}[len(stated)]
         return replace(
             self,
-            mean=self.mean if given.mean is None else channels("mean", given.mean, count),
-            std=self.std if given.std is None else channels("std", given.std, count),
+            mean=given.mean or self.mean,
+            std=given.std or self.std,
             origin=origin,
             classes=given.classes or self.classes,
             transform=given.transform or self.transform,
@@ -136,17 +125,11 @@ def _join_class_and_patches(tokens: Tensor, prefix: int, pool_type: str | None =
     return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], -1)
 
 
-def count_stated(model: nn.Module, mean: Statistics, std: Statistics) -> int:
-    """Count the channels of a module: as many as there are numbers in mean or std, otherwise as `count_channels`."""
-    return next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count_channels(model))
-
-
-def state_statistics(model: Any, mean: Statistics, std: Statistics) -> Any:
+def state_statistics(model: Any, inputs: Inputs) -> Any:
     """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
-    given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
-    stated, count = copy.copy(model), count_channels(model)
+    stated = copy.copy(model)
     stated.pretrained_cfg = dict(getattr(model, "pretrained_cfg", {"architecture": type(model).__name__})) | {
-        name: tuple(channels(name, values, count)) for name, values in given.items()
+        name: tuple(values) for name, values in (("mean", inputs.mean), ("std", inputs.std)) if values is not None
     }
     return stated
 
@@ -273,12 +256,14 @@ def join_weights(weights: Mapping[str, Tensor], parts: Sequence[str], whole: str
     return rest
 
 
-def channels(name: str, given: Any, count: int) -> list[float]:
-    """Return one number for each of `count` channels.
+def channels(name: str, given: Statistics, count: int) -> list[float] | None:
+    """Return one number for each of `count` channels; None if none is given.
 
     >>> channels("std", 0.5, 3)
     [0.5, 0.5, 0.5]
     """
+    if given is None:
+        return None
     values = [given] * count if isinstance(given, int | float) else list(given)
     fits = len(values) == count and all(isinstance(value, int | float) for value in values)
     if not fits or not all(value > 0 if name == "std" else 0 <= value <= 1 for value in values):

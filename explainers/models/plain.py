@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
-from explainers.masking import ImageSize, read_size
-from explainers.models.mapping import Statistics, channels, check_stated, count_stated
+from explainers.models.mapping import Inputs, check_stated
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
-from explainers.models.scores import Score
 from explainers.models.wrappers import copy_module
 
 PATCH = 16
@@ -52,7 +50,7 @@ class PlainBackbone(nn.Module):
         patch_size: int,
         width: int,
         probed: "Probed",
-        transform: ImageTransform | None = None,
+        transform: ImageTransform,
     ) -> None:
         super().__init__()
         self.model = model
@@ -65,7 +63,7 @@ class PlainBackbone(nn.Module):
             "input_size": (len(mean), *size),
             "mean": tuple(mean),
             "std": tuple(std),
-            "transform": transform or ImageTransform(size),
+            "transform": transform,
         }
         self.patch_embed = SimpleNamespace(img_size=size, strict_img_size=True)
         self.default_patch_size = patch_size
@@ -118,15 +116,7 @@ def default_patch_size(size: tuple[int, int]) -> int:
     return max(sides, default=1)
 
 
-def plain_target(
-    model: nn.Module,
-    mean: Statistics = None,
-    std: Statistics = None,
-    image_size: ImageSize | None = None,
-    classes: Sequence[str] = (),
-    transform: ImageTransform | None = None,
-    score: Score | None = None,
-) -> TargetModel:
+def plain_target(model: nn.Module, inputs: Inputs) -> TargetModel:
     """Make a target of any module that maps normalised float images (B, C, H, W) to logits (B, K).
 
     The module returns its logits as a tensor, as an output or a dictionary with `logits`, or as the first of a tuple.
@@ -135,44 +125,36 @@ def plain_target(
 
     Args:
         model: the module.
-        mean: mean of the pixels of its training, from 0 to 1, one for each channel; or one for all channels, whose
-            number is then that of the module's first convolution.
-        std: their standard deviation, likewise.
-        image_size: height and width of the images of its training in pixels, or one number for both.
-        classes: names of the classes in the order of the logits; empty if they are not known.
-        transform: how photos become the images of its training; `None` crops their middle squares.
-        score: what the logits mean, see `TargetModel`.
+        inputs: the images of its training. Without a transform, photos become their middle squares.
 
     Returns:
         The target, in eval mode, on the device of the module.
 
     Raises:
-        InputError: if mean, std or image_size is not given, or if the module is not such a classifier, see
-            `probe`, or returns probabilities.
+        InputError: if mean, std or size is not known, or if the module is not such a classifier, see `probe`, or
+            returns probabilities.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-    >>> target = plain_target(net, mean=0.5, std=0.5, image_size=32)
+    >>> target = plain_target(net, Inputs((32, 32), [0.5] * 3, [0.5] * 3, "as given"))
     >>> target(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape, target.embed_dim, target.grid.shape
     (torch.Size([2, 5]), 8, (8, 8))
     """
-    check_stated(model, mean=mean, std=std, image_size=image_size)
-    assert image_size is not None  # for the type checker
-    count = count_stated(model, mean, std)
-    means, stds = channels("mean", mean, count), channels("std", std, count)
-    size = read_size(image_size)
-    patch_size = default_patch_size(size)
+    check_stated(model, mean=inputs.mean, std=inputs.std, image_size=inputs.size)
+    assert inputs.mean is not None and inputs.std is not None and inputs.size is not None  # for the type checker
+    patch_size = default_patch_size(inputs.size)
     own = copy_module(model).eval()
-    images = probe_images(own, (count, *size))
+    images = probe_images(own, (len(inputs.mean), *inputs.size))
     probed = probe(own, images)
-    if score != "value":
+    if inputs.score != "value":
         check_no_probabilities(probed.logits, model._get_name())
     head = _take_head(own, probed, images)
     width = getattr(head, "in_features", probed.logits.shape[1])
-    backbone = PlainBackbone(own, means, stds, size, patch_size, width, probed, transform)
+    transform = inputs.transform or ImageTransform(inputs.size)
+    backbone = PlainBackbone(own, inputs.mean, inputs.std, inputs.size, patch_size, width, probed, transform)
     with torch.no_grad():  # as in `copy_module`
-        target = TargetModel(backbone, head, score).eval()
+        target = TargetModel(backbone, head, inputs.score).eval()
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view
-    target.classes = list_names(classes, target.num_classes) if classes else []
+    target.classes = list_names(inputs.classes, target.num_classes) if inputs.classes else []
     return target.to(probed.logits.device)
 
 

@@ -52,14 +52,14 @@ def read_processor(processor: Any) -> Preprocessing:
         InputError: for another object, or a processor that does what an `ImageTransform` cannot, such as to resize the
             long side.
     """
-    if hasattr(processor, "resize_size"):
+    if type(processor).__name__ == "ImageClassification":
         (crop,), (resized,) = processor.crop_size, processor.resize_size
         transform = ImageTransform((crop, crop), "center", crop / resized, processor.interpolation.value)
         return Preprocessing(transform, processor.mean, processor.std)
     if not hasattr(processor, "to_dict") or "size" not in (fields := processor.to_dict()):
         raise InputError(
-            "processor= needs an image processor of transformers, or torchvision's weights.transforms(), got"
-            f" {type(processor).__name__}"
+            "processor= needs an image processor of transformers, or the weights.transforms() of a classifier of"
+            f" torchvision, got {type(processor).__name__}"
         )
     offset = float(fields.get("rescale_offset") or False)
     scale = 255 * fields.get("rescale_factor", 1 / 255)
@@ -86,10 +86,11 @@ def _read_resize(name: str, fields: Mapping[str, Any]) -> ImageTransform:
         resize = "squash"
     fraction = seen[0] / resized[0] if all(resized) else 0
     even = bool(fraction) and abs(seen[1] / resized[1] - fraction) < 1e-3
-    if not fields.get("do_resize", True) or fields.get("do_pad") or "longest_edge" in size or fraction > 1 or not even:
+    others = fields.get("do_pad") or fields.get("do_flip_channel_order") or "longest_edge" in size
+    if not fields.get("do_resize", True) or others or fraction > 1 or not even:
         raise InputError(
-            "processor= needs one that resizes photos to a height and width or their short side, and pads none, got"
-            f" {name} with size {dict(size)}"
+            "processor= needs one that resizes photos to a height and width or their short side, pads none, and keeps"
+            f" the order of channels, got {name} with size {dict(size)}"
         )
     interpolation = Image.Resampling(int(fields["resample"])).name.lower()
     return ImageTransform(seen, resize, fraction, interpolation, rounds=False)

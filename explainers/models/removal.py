@@ -116,11 +116,7 @@ def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tens
     Returns:
         The embeddings, (b, D).
     """
-    check_removal(target, "drop")
-    sizes = keep.sum(-1)
-    if (sizes != sizes[0]).any():
-        raise ValueError(f"expected the same number of visible patches in every image, got {sizes.tolist()}")
-    if sizes[0] == 0 and not _pools_prefix(target.backbone):
+    if not keep[0].any() and not _pools_prefix(target.backbone):
         return target.embed(torch.zeros_like(normalised))
     with _drop_hidden_tokens(target, keep.unflatten(-1, map_shape(keep.shape[-1], normalised.shape[-2:]))):
         return target.embed(normalised)

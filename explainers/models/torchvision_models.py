@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -132,11 +133,10 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         raise Unmapped(f"only {', '.join(FAMILIES)} of torchvision are converted")
     convert, head_of = FAMILIES[family]
     try:
-        architecture, arguments, named = convert(model, model.state_dict(), inputs.size)
-        head = linear_part(head_of(model))
+        mapped, head = convert(model, model.state_dict(), inputs.size), linear_part(head_of(model))
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise Unmapped(f"it is not built as torchvision's {family} is ({error})") from error
-    return Plan(f"torchvision {family}", architecture, arguments, named, head, nn.Module.__call__, inputs)
+    return Plan(f"torchvision {family}", *mapped, head, nn.Module.__call__, inputs)
 
 
 def is_model(module: nn.Module) -> bool:
@@ -169,9 +169,10 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     try:
         found, classes = read_processor(weights.transforms()), list(weights.meta.get("categories", ()))
         size = size or ((own, own) if own else found.transform.size)
-        return Inputs(size, found.mean, found.std, f"those of {weights}", classes, found.transform)
-    except AttributeError as error:
+        transform = replace(found.transform, size=size)
+        return Inputs(size, found.mean, found.std, f"those of {weights}", classes, transform)
+    except (AttributeError, InputError) as error:
         raise InputError(
-            f"expected weights as torchvision names them, such as ResNet50_Weights.DEFAULT, got {weights!r}: load a"
-            " file into the model before"
+            "expected weights of a classifier as torchvision names them, such as ResNet50_Weights.DEFAULT, got"
+            f" {weights!r}: leave out weights, and load a file into the model before"
         ) from error

@@ -22,7 +22,6 @@ from explainers.images.transform import ImageTransform
 from explainers.masking import mask_pixels
 from explainers.models import TargetModel, as_target
 from explainers.models.names import class_names, find_image_classes
-from explainers.models.plain import plain_target
 from explainers.report.overlays import draw_annotated
 from explainers.share import catalogue
 from explainers.tve import TVE
@@ -54,7 +53,7 @@ def planted(row, column, side=4, size=16):
             red = images[:, 0, rows, columns].mean((1, 2)) - images[:, 2].mean((1, 2))
             return torch.stack([torch.zeros_like(red), 4 * red], 1)
 
-    return plain_target(Planted(), mean=0.5, std=0.5, image_size=side * size)
+    return as_target(Planted(), mean=0.5, std=0.5, image_size=side * size)
 
 
 @pytest.mark.parametrize("turned", [False, True])

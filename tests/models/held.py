@@ -38,29 +38,30 @@ def mlp(width, classes=5):
     return nn.Sequential(nn.Linear(width, 24), nn.GELU(), nn.Linear(24, classes))
 
 
-class Own(nn.Module):
-    """A backbone and a head of several layers, as people write it."""
+def call(encoder, images):
+    return encoder(images)
 
-    def __init__(self, backbone, head, read=lambda output: output):
+
+class Net(nn.Module):
+    """A backbone, what is read of it, and a head, as people write it."""
+
+    def __init__(self, encoder, read, head):
         super().__init__()
-        self.encoder, self.head, self.read = backbone, head, read
+        self.encoder, self.read, self.head = encoder, read, head
 
     def forward(self, images):
-        return self.head(self.read(self.encoder(images)))
-
-
-class OwnTokens(Own):
-    """The class token of a backbone, and a head."""
-
-    def forward(self, images):
-        return self.head(self.encoder.forward_features(images)[:, 0])
+        return self.head(self.read(self.encoder, images))
 
 
 class Normalise(nn.Module):
     """The normalisation of images as a layer."""
 
+    def __init__(self, mean, std):
+        super().__init__()
+        self.mean, self.std = (nn.Parameter(torch.tensor(each)[:, None, None]) for each in (mean, std))
+
     def forward(self, images):
-        return (images - 0.5) / 0.25
+        return (images - self.mean) / self.std
 
 
 class Trained(lightning.LightningModule):
@@ -132,18 +133,20 @@ WRAPPED = {
     "torch.compile of every block": compiled_blocks,
     "LightningModule": lambda: Trained(vit()),
     "LightningModule of a DataParallel": lambda: Trained(nn.DataParallel(vit())),
-    "nn.Sequential(normalisation, ViT)": lambda: nn.Sequential(Normalise(), vit()),
+    "nn.Sequential(normalisation, ViT)": lambda: nn.Sequential(Normalise([0.5] * 3, [0.25] * 3), vit()),
     "nn.Sequential(ViT, linear layer)": lambda: nn.Sequential(encoder(), nn.Linear(24, 5)),
     "nn.Sequential(ViT, MLP)": lambda: nn.Sequential(encoder(), mlp(24)),
-    "own module, ViT and MLP": lambda: Own(encoder(), mlp(24)),
-    "own module, class token of a ViT": lambda: OwnTokens(encoder(), mlp(24)),
-    "own module, ViT of transformers": lambda: Own(
-        hugging_face("ViT without a head"), mlp(32), lambda output: output.last_hidden_state[:, 0]
+    "own module, ViT and MLP": lambda: Net(encoder(), call, mlp(24)),
+    "own module, class token of a ViT": lambda: Net(
+        encoder(), lambda vit, images: vit.forward_features(images)[:, 0], mlp(24)
     ),
-    "own module, DINOv2 of transformers": lambda: Own(
-        hugging_face("DINOv2"), mlp(32), lambda output: output.pooler_output
+    "own module, ViT of transformers": lambda: Net(
+        hugging_face("ViT without a head"), lambda vit, images: vit(images).last_hidden_state[:, 0], mlp(32)
     ),
-    "own module, ResNet of timm": lambda: Own(small("test_resnet")().eval(), mlp(5)),
+    "own module, DINOv2 of transformers": lambda: Net(
+        hugging_face("DINOv2"), lambda dino, images: dino(images).pooler_output, mlp(32)
+    ),
+    "own module, ResNet of timm": lambda: Net(small("test_resnet")().eval(), call, mlp(5)),
     "ViT, quantised (dynamic int8)": quantised,
 }
 PLAIN = {

@@ -17,6 +17,7 @@ from library_models import (
 )
 from torch import nn
 from torchvision.models import ResNet18_Weights, mobilenet_v3_small
+from torchvision.models.segmentation import FCN_ResNet50_Weights
 from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
 from transformers.models.timm_wrapper.modeling_timm_wrapper import TimmWrapperForImageClassification
 from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification
@@ -28,7 +29,7 @@ from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import NoHead, TextProjection
-from explainers.models.mapping import Given
+from explainers.models.mapping import Inputs
 from explainers.models.torchvision_models import find_inputs
 from explainers.posthoc.soft_masks import patch_means
 
@@ -167,13 +168,16 @@ def test_classes_have_the_names_of_the_model():
 
 def test_weights_of_torchvision_state_normalisation_size_and_classes():
     model = converted("torchvision ResNet")[0].model
-    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(Given(0.5), 3)
+    inputs = find_inputs(model, ResNet18_Weights.DEFAULT).override(Inputs(None, [0.5] * 3, None, ""))
     assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.size == (224, 224)
     origin = "mean as given, else those of ResNet18_Weight"
     photos = "photos cropped to 224 x 224, the middle 88 % (bilinear)"
     assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225, {photos} ({origin}")
-    with pytest.raises(InputError, match=r"^expected weights as torchvision names them.*got 'weights.pth': load"):
-        as_target(model, "weights.pth")
+    for wrong in ("weights.pth", FCN_ResNet50_Weights.DEFAULT):
+        told = f"^expected weights of a classifier as torchvision names them.*got {wrong!r}: leave out weights"
+        with pytest.raises(InputError, match=told):
+            as_target(model, wrong)
+    assert str(find_inputs(model, ResNet18_Weights.DEFAULT, (64, 64)).transform).startswith("photos cropped to 64 x 64")
 
 
 def test_one_line_says_what_became_of_a_model(capsys):
@@ -225,9 +229,10 @@ def test_a_timm_model_is_taken_as_it_is(make_model):
 def test_a_timm_model_inside_of_transformers_is_taken_out():
     config = TimmWrapperConfig(architecture="test_vit", pretrained_cfg={"mean": [0.1] * 3, "std": [0.2] * 3})
     wrapped = TimmWrapperForImageClassification(config)
-    target = as_target(wrapped)
+    target, read = as_target(wrapped), as_target(wrapped, target=lambda output: output.logits[:, 1], image_size=160)
     assert isinstance(target.backbone, timm.models.VisionTransformer)
-    assert target.mean.flatten().tolist() == pytest.approx([0.1] * 3)
+    for each in (target, read):
+        assert each.mean.flatten().tolist() == pytest.approx([0.1] * 3)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +247,12 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
             "expected image_size=32, as this VisionTransformer takes, got another: drop image_size",
         ),
         ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30 × 30: expected"),
+        ("resnet", {"image_size": 40}, "expected image_size that test_resnet can take, got 40 × 40: it takes 32 × 32"),
+        (
+            "net",
+            {"mean": (0.1, 0.2)},
+            "expected mean of pixels from 0 to 1, 3 numbers from 0 to 1, got [0.1, 0.2]",
+        ),
         (
             "timm",
             {"image_size": "48"},
@@ -261,6 +272,8 @@ def test_what_does_not_fit_is_refused_in_one_line(model, arguments, message, mak
     models = {
         "vit": TORCHVISION["ViT"],
         "timm": make_model,
+        "resnet": lambda: make_model("test_resnet"),
+        "net": lambda: nn.Sequential(make_model(), nn.ReLU()),
         "clip": TWO_TOWERS["CLIP"],
         "target": lambda: target,
         "CLIP": lambda: converted("transformers CLIP that classifies")[0].model,

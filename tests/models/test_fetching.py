@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from explainers.errors import InputError
 from explainers.models import TargetModel, as_target
-from explainers.models.fetching import create_model, pretrained_file, timm_model
-from explainers.models.heads import load_head
+from explainers.models.fetching import create_model, load_target, pretrained_file, save_target, timm_model
+from explainers.models.heads import ProjectedHead, load_head
 from explainers.models.names import class_names
 from explainers.training.state_dicts import load_weights
 
@@ -146,6 +146,16 @@ def test_a_folder_and_a_repository_of_the_cache_are_models_as_in_timm(tmp_path, 
     for name, told in (("hf-hub:user/none", "huggingface.co, got no download"), ("local-dir:none", "config.json")):
         with pytest.raises(InputError, match=told):
             timm_model(name)
+
+
+def test_a_linear_head_of_a_timm_model_is_saved_and_no_other(make_model, images, tmp_path):
+    target, file = TargetModel(make_model(), torch.nn.Linear(24, 3, bias=False)).eval(), tmp_path / "target.safetensors"
+    save_target(target, file)
+    torch.testing.assert_close(load_target(target, file)(images), target(images))
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 8), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    for other in (TargetModel(target, ProjectedHead(torch.eye(24))), as_target(net, mean=0.5, std=0.5, image_size=32)):
+        with pytest.raises(InputError, match="^expected a model of timm with a linear head to write to"):
+            save_target(other, file)
 
 
 def test_weights_of_another_pooling_say_so(tmp_path):

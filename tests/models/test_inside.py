@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from held import Net, Normalise, call
 from library_models import converted
 from torch import nn
 
@@ -18,23 +19,8 @@ from explainers.saved.identity import weights_hash
 CLASSES = torch.tensor([3, 0])
 
 
-class Net(nn.Module):
-    """A backbone, what is read of it, and a head."""
-
-    def __init__(self, encoder, read, head):
-        super().__init__()
-        self.encoder, self.read, self.head = encoder, read, head
-
-    def forward(self, images):
-        return self.head(self.read(self.encoder, images))
-
-
 def mlp(width=24):
     return nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Dropout(), nn.Linear(8, 5))
-
-
-def call(encoder, images):
-    return encoder(images)
 
 
 class Functions(nn.Module):
@@ -59,7 +45,6 @@ TIMM = {
     "its own pooling": lambda vit: Net(vit(), lambda vit, x: vit.forward_head(vit.forward_features(x), True), mlp()),
     "mean of patches": lambda vit: Net(vit(), lambda vit, x: vit.forward_features(x)[:, 1:].mean(1), mlp()),
     "mean of tokens": lambda vit: Net(vit(num_classes=0, global_pool=""), lambda vit, x: vit(x).mean(1), mlp()),
-    "a compiled part": lambda vit: Net(torch.compile(vit(num_classes=0), backend="eager"), call, mlp()),
 }
 NORMALISED = torch.randn(3, 3, 32, 32)
 
@@ -135,15 +120,6 @@ def test_a_backbone_alone_keeps_what_it_is(make_model, images, capsys):
     assert isinstance(alone.head, NoHead) and "inside (encoder), with no head;" in capsys.readouterr().err
     whole = as_target(Net(make_model(), call, nn.Identity()), classes=list("abcde"))
     assert whole.classes == list("abcde") and whole.identity() == TargetModel(make_model()).identity()
-
-
-class Normalise(nn.Module):
-    def __init__(self, mean, std):
-        super().__init__()
-        self.mean, self.std = (nn.Parameter(torch.tensor(each)[:, None, None]) for each in (mean, std))
-
-    def forward(self, images):
-        return (images - self.mean) / self.std
 
 
 @torch.no_grad()

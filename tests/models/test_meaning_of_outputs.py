@@ -1,5 +1,7 @@
 """The three scores of logits, against formulas by hand, and what every method and metric makes of them."""
 
+from itertools import product
+
 import pytest
 import torch
 from conftest import timm_model
@@ -39,14 +41,13 @@ def test_logarithms_and_log_odds_are_those_of_the_probabilities(score):
     torch.testing.assert_close(log_probabilities(LOGITS[:1], score), p.log())
     torch.testing.assert_close(log_odds(LOGITS[:1], classes, score), (p[:, 1] / (1 - p[:, 1])).log())
     assert log_odds(LOGITS, torch.tensor([0, 2]), score).isfinite().all()  # also where p is 0 or 1 in float64
-
-
-def test_a_value_has_no_logarithm():
     assert log_probabilities(LOGITS, "value").isnan().all()
 
 
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("output", ["logit", "probability", "log_odds"])
+OUTPUTS = ("logit", "probability", "log_odds")
+
+
+@pytest.mark.parametrize(("score", "output"), [*product(SCORES, OUTPUTS)][:-1])  # a value has no odds
 def test_functionals_are_the_gradients_of_the_score(score, output):
     target, classes = scored(score), torch.tensor([2, 0])
     embeddings = torch.randn(2, 24)
@@ -56,11 +57,9 @@ def test_functionals_are_the_gradients_of_the_score(score, output):
         z = target.head.double()(e)
         target.head.float()
         p = by_hand(z, score)[k]
-        odds = (p / (1 - p)).log() if score != "value" else None
-        if output != "log_odds" or odds is not None:
-            wanted = {"logit": z[k], "probability": p, "log_odds": odds}[output]
-            expected = torch.autograd.grad(wanted, e)[0].float()
-            torch.testing.assert_close(found[i], expected, rtol=1e-4, atol=1e-5)
+        wanted = {"logit": z[k], "probability": p, "log_odds": (p / (1 - p)).log()}[output]
+        expected = torch.autograd.grad(wanted, e)[0].float()
+        torch.testing.assert_close(found[i], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("score", ["sigmoid", "value"])

@@ -98,8 +98,10 @@ def test_a_second_input_is_fixed_by_partial():
         torch.testing.assert_close(target(IMAGES), model(target.normalise(IMAGES), meta.expand(2, -1)))
     assert target.num_classes == 5 and target.score == "softmax"
     read = as_target(partial(model, meta=meta), target=lambda output: output[:, 3], **STATED)
+    odds = as_target(partial(model, meta=meta), target=lambda output: output[:, 3], score="sigmoid", **STATED)
     with torch.no_grad():
         torch.testing.assert_close(read(IMAGES)[:, 0], target(IMAGES)[:, 3])
+        torch.testing.assert_close(odds(IMAGES).softmax(-1)[:, 1], target(IMAGES)[:, 3].sigmoid())
 
 
 def test_what_wraps_a_module_is_taken_off_and_messages_name_the_module(capsys):
@@ -117,6 +119,7 @@ def test_what_wraps_a_module_is_taken_off_and_messages_name_the_module(capsys):
         (partial(len), {}, "expected a model, or the name of a timm model, got builtin_function_or_method: give"),
         (partial(Two(), torch.zeros(1, 2)), STATED, "expected further inputs by name, as in functools.partial"),
         (Segments(), {"target": region, "weights": "w.pth", **STATED}, "expected weights for the name of a timm model"),
+        (Segments(), {"target": 2, **STATED}, "target= needs a function of what the module returns, got 2: give one"),
         (Segments(), {"target": region, "mean": 0.5, "std": 0.5}, "expected mean, .* on which Segments was trained"),
     ],
 )

@@ -14,7 +14,7 @@ from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
-from explainers.models.plain import plain_target
+from explainers.models import as_target
 from explainers.training.trunk import default_blocks
 from explainers.tve import TVE, LightNetwork
 
@@ -116,7 +116,7 @@ def test_the_target_has_the_logits_of_the_module_which_stays_as_it_is(kind, imag
     for weight in model.parameters():
         weight.grad = torch.ones_like(weight)
     state, modes = copy.deepcopy(model.state_dict()), [part.training for part in model.modules()]
-    target = plain_target(model, **STATED, classes=list("abcde"))
+    target = as_target(model, **STATED, classes=list("abcde"))
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert [part.training for part in model.modules()] == modes
     assert all((weight.grad == 1).all() for weight in model.parameters())
@@ -133,7 +133,7 @@ def test_the_target_has_the_logits_of_the_module_which_stays_as_it_is(kind, imag
 
 
 def test_the_last_linear_layer_becomes_the_head_where_that_is_exact():
-    found = {kind: plain_target(lively(build), **STATED) for kind, build in KINDS.items()}
+    found = {kind: as_target(lively(build), **STATED) for kind, build in KINDS.items()}
     assert {kind: target.embed_dim for kind, target in found.items() if isinstance(target.head, nn.Linear)} == {
         **dict.fromkeys(["beginner", "output with logits", "dictionary", "tuple"], 16),
         **{"sequential": 12, "tokens": 8, "black box": 12},
@@ -150,7 +150,7 @@ class Normalised(Net):
 
 
 def test_a_layer_that_the_module_needs_elsewhere_stays_in_it(images):
-    target = plain_target(lively(Normalised), **STATED)
+    target = as_target(lively(Normalised), **STATED)
     assert isinstance(target.head, nn.Identity) and target(images).shape == (5, 5)
 
 
@@ -159,7 +159,7 @@ def test_a_layer_that_the_module_needs_elsewhere_stays_in_it(images):
 )
 def test_a_single_logit_becomes_two(last, images):
     model = sequential(*last).eval()
-    target = plain_target(model, 0, 1, 32, score="sigmoid")
+    target = as_target(model, mean=0, std=1, image_size=32, score="sigmoid")
     with torch.no_grad():
         expected = model(images / 255).sigmoid()
         torch.testing.assert_close(target(images).softmax(-1), torch.cat([1 - expected, expected], 1))
@@ -180,7 +180,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_every_listed_method_runs_and_no_other_is_built(kind, images):
-    target = plain_target(lively(KINDS[kind]), **STATED)
+    target = as_target(lively(KINDS[kind]), **STATED)
     grid = PatchGrid(32, 8)
     assert set(posthoc.methods_for(target, grid)) == EXPECTED[kind]
     for name in EXPECTED[kind]:
@@ -190,7 +190,7 @@ def test_every_listed_method_runs_and_no_other_is_built(kind, images):
 
 
 def test_black_boxes_have_the_maps_of_score_cam_and_no_gradients_for_others():
-    target = plain_target(lively(BlackBox), **STATED)
+    target = as_target(lively(BlackBox), **STATED)
     for method, wanted in {
         "Saliency": "a model whose layers all have gradients",
         "GradCAM": "a model with layers of tokens or of square feature maps",
@@ -239,8 +239,7 @@ WRONG = {
 }
 STATED_WRONGLY = [
     ({"image_size": 28}, r"expected a classifier of .* \(B, 3, 28, 28\), got Net, which raises Run"),
-    ({"mean": None}, "expected mean, std and image_size .* Net was trained, got no mean: give"),
-    (dict.fromkeys(STATED), "got no mean and no std and no image_size: give as_target.model, mean="),
+    (dict.fromkeys(STATED), "^expected mean, .* Net was trained, got no mean and no std and no image_size: give as_t"),
     ({"image_size": 227}, "expected an image_size that patches of 2 to 16 pixels divide, got 227 × 227"),
 ]
 
@@ -248,7 +247,7 @@ STATED_WRONGLY = [
 def test_probabilities_are_explained_as_values_if_that_is_asked_for(images):
     model = Net(lambda y: y.sigmoid()).eval()
     with torch.no_grad():
-        target = plain_target(model, **STATED, score="value")
+        target = as_target(model, **STATED, score="value")
         torch.testing.assert_close(target(images), model(target.normalise(images)))
 
 
@@ -258,12 +257,12 @@ def test_probabilities_are_explained_as_values_if_that_is_asked_for(images):
 )
 def test_what_is_no_classifier_of_such_images_is_refused(model, settings, message):
     with pytest.raises(InputError, match=message) as error:
-        plain_target(model, **STATED | settings)
+        as_target(model, **STATED | settings)
     assert "\n" not in str(error.value)
 
 
 def test_a_grid_of_images_that_the_module_does_not_take_is_refused():
-    target = plain_target(Net(), **STATED)
+    target = as_target(Net(), **STATED)
     with pytest.raises(InputError, match="^expected a grid of images of 32 × 32 pixels, as Net takes, got 64 × 64:"):
         posthoc.RISE(target, PatchGrid(64, 8))
     with pytest.raises(InputError, match="^expected a ViT for removal=drop, got Net, which cannot drop tokens: take"):
@@ -271,7 +270,7 @@ def test_a_grid_of_images_that_the_module_does_not_take_is_refused():
 
 
 def test_networks_of_tve_and_anyhead_read_the_last_feature_map(images):
-    target = plain_target(lively(Net), **STATED)
+    target = as_target(lively(Net), **STATED)
     assert default_blocks(target) == [0]
     for explainer in (
         TVE(target, target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1)),
@@ -279,4 +278,4 @@ def test_networks_of_tve_and_anyhead_read_the_last_feature_map(images):
     ):
         assert explainer.eval()(images[:2], CLASSES).shape == (2, 8, 8)
     with pytest.raises(UnsupportedModel, match="^expected a model with feature maps, got Tokens: take a transformer"):
-        TVE(plain_target(lively(Tokens), **STATED), target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1))
+        TVE(as_target(lively(Tokens), **STATED), target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1))

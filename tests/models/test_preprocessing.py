@@ -6,6 +6,7 @@ import torch
 import transformers
 from images.test_transform import PHOTOS, photo
 from torchvision.models import ResNet18_Weights
+from torchvision.models.segmentation import FCN_ResNet50_Weights
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
@@ -74,6 +75,8 @@ def test_the_transform_of_convnext_is_that_of_its_processor_at_this_size(side):
         transformers.ViTImageProcessor(size={"shortest_edge": 64, "longest_edge": 96}),
         transformers.ViTImageProcessor(size={"longest_edge": 96}),
         transformers.DeiTImageProcessor(crop_size={"height": 300, "width": 300}),
+        transformers.MobileViTImageProcessor(size={"shortest_edge": 288}),  # it swaps red and blue
+        FCN_ResNet50_Weights.DEFAULT.transforms(),
         "a name",
     ],
 )

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import timm
 import torch
+from conftest import TINY_VIT
 from safetensors.torch import save_file
 from torch import nn
 
@@ -15,7 +16,6 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import load_head, save_head
 from explainers.models.names import class_names, match_classes
-from explainers.models.plain import plain_target
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
 from explainers.vectors import SelfExplaining
@@ -83,15 +83,6 @@ def test_a_feature_map_is_what_its_layer_says_of_each_place_row_by_row(make_targ
         expected = torch.stack([seen[0][:, :, row, column] for row in range(side) for column in range(side)], 1)
     assert feature_map.shape[1] > 1
     torch.testing.assert_close(feature_map, expected)
-
-
-@pytest.mark.parametrize(("name", "mean"), [("vit_tiny_patch16_224", 0.5), ("deit_tiny_patch16_224", 0.485)])
-def test_images_are_normalised_as_the_weights_expect(make_target, name, mean):
-    target = make_target(name)
-    black, white = target.normalise(torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 32, 32))
-    std = 0.5 if mean == 0.5 else 0.229
-    torch.testing.assert_close(black[0], torch.full((32, 32), -mean / std))
-    torch.testing.assert_close(white[0], torch.full((32, 32), (1 - mean) / std))
 
 
 def test_a_head_from_a_file_takes_the_place_of_the_models_own(make_model, images, tmp_path):
@@ -275,14 +266,6 @@ def test_a_head_that_gives_probabilities_is_refused(make_model, last):
     TargetModel(make_model(), nn.Sequential(nn.Linear(24, 4), nn.ReLU()))
 
 
-@pytest.mark.parametrize("method", ["InputXGradient", "DecompX-SkipPLUS"])
-def test_the_classes_of_a_single_logit_have_heatmaps_of_opposite_signs(make_model, images, grid, method):
-    explainer = posthoc.build(method, TargetModel(make_model(num_classes=1), score="sigmoid").eval(), grid)
-    negative, positive = (explainer(images, torch.full((5,), label)) for label in (0, 1))
-    assert positive.std() > 1e-3
-    torch.testing.assert_close(negative, -positive)
-
-
 def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make_model, images, tmp_path):
     save_file({"weight": torch.ones(1, 24), "bias": torch.tensor([0.5])}, tmp_path / "head.safetensors")
     target = TargetModel(make_model(), tmp_path / "head.safetensors", "sigmoid")
@@ -374,7 +357,7 @@ def test_a_copy_of_a_target_takes_another_size_as_timm_interpolates_its_position
     torch.testing.assert_close(resized(images), by_hand(target.normalise(images)))
     assert (resized.grid.shape, target.grid.shape) == ((3, 5), (4, 4))
     layers = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
-    net = plain_target(nn.Sequential(*layers), 0.5, 0.5, (16, 24))
+    net = as_target(nn.Sequential(*layers), mean=0.5, std=0.5, image_size=(16, 24))
     assert net.grid.shape == (8, 12)
     with pytest.raises(
         InputError, match="^expected image_size that Sequential can take, got 32 × 32: it takes 16 × 24"
@@ -404,8 +387,7 @@ class MeanOfPatches(timm.models.VisionTransformer):
 @torch.no_grad()
 @pytest.mark.parametrize("build", [timm.models.VisionTransformer, MeanOfPatches])
 def test_a_model_that_its_class_built_states_no_mean(build, images):
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
-    model = build(**sizes).eval()
+    model = build(**TINY_VIT, num_classes=5).eval()
     for held in (model, nn.Sequential(model, nn.ReLU())):
         with pytest.raises(InputError, match=r"^expected mean and std of the images on which \w+ was trained, got"):
             as_target(held)

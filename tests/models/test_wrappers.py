@@ -6,6 +6,7 @@ import importlib.util
 import pytest
 import timm
 import torch
+from held import Net, call
 from torch import nn
 from torch.nn import functional as F
 
@@ -30,6 +31,7 @@ def test_the_model_inside_of_a_wrapper_is_explained(kind, make_model, images, ca
     for wrapped in (WRAPPERS[kind](model), nn.DataParallel(WRAPPERS[kind](model))):
         target = as_target(wrapped)
         assert target.identity() == expected.identity()
+        assert as_target(nn.DataParallel(target)) is target
         assert f"{kind}: taken off, and VisionTransformer inside is explained\n" in capsys.readouterr().err
     classes = torch.tensor([3, 0])
     heatmaps = [posthoc.build("GAE", each, each.grid)(images[:2], classes) for each in (target, expected)]
@@ -107,20 +109,9 @@ def adapt(model):
     return model
 
 
-class Net(nn.Module):
-    """A net around a model with adapters."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.encoder = Peft(model)
-
-    def forward(self, images):
-        return self.encoder(images)
-
-
 @torch.no_grad()
 @pytest.mark.situation(1)
-@pytest.mark.parametrize("build", [adapt, Peft, Net])
+@pytest.mark.parametrize("build", [adapt, Peft, lambda model: Net(Peft(model), call, nn.Identity())])
 def test_adapters_are_merged_into_a_copy(build, make_model, images):
     tuned = build(copy.deepcopy(make_model()))
     before = weights_hash(tuned)

@@ -8,6 +8,7 @@ from toys import equal, state
 
 import explainers
 from explainers.errors import InputError
+from explainers.models import as_target
 from explainers.posthoc import build
 from explainers.text import TextExplainer, hugging_face_text_head, two_towers
 
@@ -102,6 +103,8 @@ def test_an_image_tower_of_open_clip_embeds_as_the_model_does_and_has_no_classes
     assert cosines.std() > 0.01 and equal(state(model), before)
     with pytest.raises(InputError):
         print(target.num_classes)
+    if vision == "trunk":
+        assert as_target(model, image_size=96).grid.size == (96, 96)
 
 
 @pytest.mark.situation(5)
