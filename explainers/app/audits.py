@@ -32,7 +32,7 @@ from explainers.auditing.repair import Repair, repair
 from explainers.auditing.report_card import ReportCard, grade_heads
 from explainers.auditing.store import EvidenceStore, describe_explainer, process_number
 from explainers.auditing.tally import inside_masks
-from explainers.errors import InputError
+from explainers.errors import InputError, check_integers, check_positive
 from explainers.images.decoding import White
 from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
@@ -125,6 +125,8 @@ def audit(
         InputError: for a folder without images, what the model cannot classify or the method cannot explain, and an
             `output` that holds another audit.
     """
+    check_integers(passes=passes, groups=1 if groups is None else groups)
+    check_positive(passes=passes)
     if head is not None:
         model, weights, score = TargetModel(as_target(model, weights), head, score), None, None
     seen: dict[str, Any] = {"image_size": image_size, "white": white, "bands": bands, "score": score}

@@ -271,7 +271,7 @@ class Session:
             others = find_other_classes(against, chosen, self.names)
         elif against is not None:
             others = validate_texts(against)  # type: ignore[arg-type]  # it checks them
-        for batch, pixels, numbers in self.batches(photos):
+        for batch, pixels, numbers in self.batches(photos, passes=estimate_passes(self.explainer, others)):
             wanted = [chosen[number] for number in numbers]
             (found,) = self.explain_batch(batch, pixels, [wanted], top, texts, others, alone=len(photos) == 1)
             yield from found

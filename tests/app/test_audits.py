@@ -135,6 +135,9 @@ def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
     ("settings", "message"),
     [
         ({"method": "RISE"}, "^method RISE: expected an explainer with vectors"),
+        ({"passes": "x"}, "^expected passes as an integer, got passes='x'$"),
+        ({"passes": 0}, "^expected passes above 0, got passes=0$"),
+        ({"groups": "x"}, "^expected groups as an integer, got groups='x'$"),
         ({"groups": 10_000}, "^expected groups of at most .* got groups=10000"),
         ({"labels": ["cats"]}, "^labels= needs one class, or one for each of 24 images, got 1"),
         ({"labels": ["cat"] * 24}, "^expected labels among the 2 classes of the model, got cat: did you mean cats"),
@@ -243,6 +246,12 @@ def test_without_needs_an_audit_of_this_model_and_folder_and_groups_that_are_the
     session = start_session(audited[0].session.target, "DirectPaths")
     with pytest.raises(InputError, match="holds another audit, which differs in images"):
         open_audit(session, tmp_path / "others", output)
+
+
+@pytest.mark.parametrize("groups", ["0", 0, ["0"], [0.0], [1, 1], []])
+def test_groups_are_taken_out_by_a_list_of_their_numbers(audited, groups):
+    with pytest.raises(InputError, match="^without: expected different numbers of groups from 0 to 3, got "):
+        audited[0].without(groups)
 
 
 def test_no_suspicious_group_is_said_plainly(audited, capsys):

@@ -419,8 +419,10 @@ def test_without_a_class_the_most_probable_other_one_is_explained(target):
     torch.testing.assert_close(found.heatmap, expected)
 
 
-def test_masks_explain_the_difference_of_two_scores(target):
-    found = explainers.explain(IMAGE, target, method="Occlusion", classes=1, against=4).heatmap
+def test_masks_explain_the_difference_of_two_scores(target, passes):
+    method = posthoc.build("Occlusion", target, target.grid)
+    found = explainers.explain(IMAGE, target, method=method, classes=1, against=4).heatmap
+    assert sum(passes) - 1 == choosing.estimate_passes(method, [4]) == 2 * choosing.estimate_passes(method)
     normalised, grid = target.normalise(SQUARE), target.grid
     whole = target.score_images(normalised)[0]
     for patch in (0, grid.num_patches - 1):
