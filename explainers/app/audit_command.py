@@ -107,12 +107,8 @@ def print_groups(audit: Audit) -> None:
 
 def describe_group(group: Group, classes: Sequence[str]) -> tuple[str, str]:
     """The name of its class, and its numbers in a line."""
-    hidden = "not measured"
-    if group.hidden and group.random:
-        hidden = (
-            f"{group.hidden.mean:.2f} ± {group.hidden.error:.2f}, {group.random.mean:.2f} ± {group.random.error:.2f}"
-        )
+    effects = [f"{each.mean:.2f} ± {each.error:.2f}" for each in (group.hidden, group.random) if each]
     return (
         printable(classes[group.class_index])[:30],
-        f"{group.suspicion:9.2f}  {group.share:8.0%}  {group.image_share:6.0%}  {hidden}",
+        f"{group.suspicion:9.2f}  {group.share:8.0%}  {group.image_share:6.0%}  {', '.join(effects) or 'not measured'}",
     )

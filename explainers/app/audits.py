@@ -226,12 +226,7 @@ def count_images(store: EvidenceStore) -> dict[str, Any]:
         right += int((shard.labels == shard.predicted).sum())
         patches = shard.patches.shape[1]
     size = sum(file.stat().st_size for file in store.folder.iterdir())
-    return {
-        "images": images,
-        "accuracy": right / labelled if labelled else None,
-        "patches": patches,
-        "bytes": size,
-    }
+    return {"images": images, "accuracy": right / labelled if labelled else None, "patches": patches, "bytes": size}
 
 
 def name_groups(groups: Sequence[Group], centres: Centres, session: Session, texts: Sequence[str]) -> list[Group]:

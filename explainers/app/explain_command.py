@@ -17,7 +17,7 @@ from explainers.app.manifest import describe_explanation, write_heatmap, write_m
 from explainers.app.options import (
     announce_passes,
     choose_device,
-    find_class,
+    find_classes,
     model_and_methods,
     name_methods,
     naming,
@@ -106,11 +106,12 @@ def draw_images(images: Sequence[Path], draw: Draw) -> Iterator[tuple[Path, Sequ
 
 def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
     """A function that explains all wanted classes or texts of images, by each method."""
-    indices: list[int | None] = [find_class(sessions[0], wanted) for wanted in options.classes or ()]
-    indices = indices or ([*range(len(options.texts))] if options.texts else [None])
-    others = options.against or ()
-    if not options.texts:
-        others = [find_class(sessions[0], other, "--against") for other in others]
+    if options.texts:
+        indices: Sequence[int | None] = range(len(options.texts))
+        others = options.against or ()
+    else:
+        chosen, others = find_classes(sessions[0], options)
+        indices = chosen or [None]
 
     def draw(images: Sequence[Path]) -> list[list[Drawn]]:
         photos, pixels = sessions[0].decode(list_photos(images))

@@ -42,9 +42,7 @@ def start_sessions(options: Namespace) -> list[Session]:
     if options.texts:
         first.text_head.embed([*options.texts, *(options.against or ())])
     elif not options.similar_to:
-        chosen = [find_class(first, wanted) for wanted in options.classes or ()]
-        others = [find_class(first, other, "--against") for other in options.against or ()]
-        find_other_classes(others, chosen, first.names)
+        find_classes(first, options)
     sessions = [first, *(first.with_method(method, purpose) for method in methods[1:])]
     if options.passes:
         set_passes(sessions, options.passes)
@@ -102,10 +100,16 @@ def choose_device(options: Namespace) -> str | None:
     return options.device or ("cuda" if torch.cuda.is_available() else None)
 
 
-def find_class(session: Session, wanted: str, setting: str = "--class") -> int:
-    """The index of a class that a user named, or gave the number of."""
-    number = wanted.isdecimal() and wanted not in session.names
-    return class_index(int(wanted) if number else wanted, session.names, setting)
+def find_classes(session: Session, options: Namespace) -> tuple[list[int], list[int]]:
+    """The indices of the classes of --class and of --against, which a user named, or gave the numbers of."""
+
+    def find(wanted: str, option: str) -> int:
+        number = wanted.isdecimal() and wanted not in session.names
+        return class_index(int(wanted) if number else wanted, session.names, option)
+
+    chosen = [find(wanted, "--class") for wanted in options.classes or ()]
+    others = [find(other, "--against") for other in options.against or ()]
+    return chosen, find_other_classes(others, chosen, session.names)
 
 
 def set_passes(sessions: Sequence[Session], passes: int) -> None:
