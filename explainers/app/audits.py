@@ -52,13 +52,7 @@ VECTORS = "AnyHead, DirectPaths or PathFlow for a ViT, or CAM for a CNN"
 
 @dataclass
 class FolderAudit(Audit):
-    """An audit of a folder, with what can repair its model.
-
-    Args:
-        session: the model and the explainer.
-        photos: the images.
-        store: their evidence.
-    """
+    """An audit of a folder, with what can repair its model: the session, the photos and the evidence of them."""
 
     session: Session = field(repr=False, compare=False)
     photos: list[Photo] = field(repr=False, compare=False)

@@ -113,19 +113,16 @@ def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
         chosen, others = find_classes(sessions[0], options)
         indices = chosen or [None]
 
-    def draw(images: Sequence[Path]) -> list[list[Drawn]]:
+    def draw(images: Sequence[Path]) -> Sequence[Sequence[Drawn]]:
         photos, pixels = sessions[0].decode(list_photos(images))
-        of_images: list[list[Drawn]] = [[] for _ in images]
+        name = photos[0].name if len(images) == 1 else f"{len(images)} images"
+        wanted = [[index] * len(images) for index in indices]
+        columns: list[list[Explanation]] = []
         for session in sessions:
-            name = photos[0].name if len(images) == 1 else f"{len(images)} images"
             passes = estimate_passes(session.explainer, others) * len(images) * len(indices)
-            columns = [[index] * len(images) for index in indices]
             with show_passes(f"{printable(name)} by {session.method}", passes):
-                found = session.explain_batch(photos, pixels, columns, options.top, options.texts, others)
-            for column in found:
-                for of_image, explanation in zip(of_images, column, strict=True):
-                    of_image.append(explanation)
-        return of_images
+                columns += session.explain_batch(photos, pixels, wanted, options.top, options.texts, others)
+        return [*zip(*columns, strict=True)]
 
     return draw
 
