@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -27,6 +27,7 @@ from toys import VECTORS
 import explainers
 from explainers.anyhead import AnyHead
 from explainers.app import command, options, page, session
+from explainers.app.explanation import Explanation
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -48,7 +49,8 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch, no_sockets):
-    """The folder in which commands run, with three images; no command may open a connection."""
+    """The folder in which commands run, with three images; pictures are small, and no command may open a connection."""
+    monkeypatch.setattr(Explanation, "picture", partialmethod(Explanation.picture, size=192))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     draws = np.random.default_rng(0)
     for name in ("cat.jpg", "photos/dog.png", "photos/more/dog.jpg"):
