@@ -262,10 +262,7 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
         ({"method": "runs/gone"}, "^expected the folder of a run, .* got runs/gone: there is no such folder"),
         ({"method": "tve"}, r"^expected a backbone for which tve is shipped \(none\), got "),
         ({"method": 3}, "^expected method auto, a name, a folder or an explainer, got 3$"),
-        (
-            {"method": lambda images, classes: images},
-            r"^expected heatmaps \(B, rows, columns\) of 1 images from <l",
-        ),
+        ({"method": lambda images, classes: images}, r"^expected heatmaps \(B, rows, columns\) of 1 images from <l"),
         ({"device": "gpu"}, "^expected a device such as cpu or cuda, got gpu: "),
         ({"model": "vit_tinny"}, "got vit_tinny: did you mean "),
         ({"classes": 1, "against": 1}, "^against='.*': expected another class than the explained one"),
@@ -282,8 +279,7 @@ def test_bad_input_is_refused_in_one_line(given, message, target):
 
 @pytest.mark.situation(33)
 @pytest.mark.parametrize(
-    "classes",
-    [[np.int64(1), torch.tensor(2)], ["class 1", np.uint8(2)], torch.tensor([1, 2]), range(1, 3)],
+    "classes", [[np.int64(1), torch.tensor(2)], ["class 1", np.uint8(2)], torch.tensor([1, 2]), range(1, 3)]
 )
 def test_classes_are_named_as_they_come_out_of_a_loader(target, classes):
     pictures = np.zeros((2, 32, 32, 3), dtype=np.uint8)
