@@ -5,10 +5,11 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
+from explainers.app.audited_photos import list_folder
 from explainers.app.audits import PASSES, audit_folder, open_audit, start_session
 from explainers.app.command import print_error
 from explainers.app.explain_command import check_writable, command_to_serve
-from explainers.app.options import choose_device, model_and_methods
+from explainers.app.options import choose_device, model_and_methods, naming
 from explainers.app.session import Session
 from explainers.auditing.audit import FILES, Audit, Group
 from explainers.errors import InputError
@@ -31,6 +32,9 @@ FEW = 3
 def audit(options: Namespace) -> None:
     """Audit a model, and print the most suspicious groups; or write a head without some, after an audit."""
     check_writable(options.output)
+    if options.masks:
+        with naming("--masks"):
+            list_folder(options.masks)
     model, weights, methods = model_and_methods(options)
     pixels = {"white": options.white, "bands": options.bands}
     device, size = choose_device(options), options.batch_size
@@ -103,12 +107,8 @@ def print_groups(audit: Audit) -> None:
 
 def describe_group(group: Group, classes: Sequence[str]) -> tuple[str, str]:
     """The name of its class, and its numbers in a line."""
-    hidden = "not measured"
-    if group.hidden and group.random:
-        hidden = (
-            f"{group.hidden.mean:.2f} ± {group.hidden.error:.2f}, {group.random.mean:.2f} ± {group.random.error:.2f}"
-        )
+    effects = [f"{each.mean:.2f} ± {each.error:.2f}" for each in (group.hidden, group.random) if each]
     return (
         printable(classes[group.class_index])[:30],
-        f"{group.suspicion:9.2f}  {group.share:8.0%}  {group.image_share:6.0%}  {hidden}",
+        f"{group.suspicion:9.2f}  {group.share:8.0%}  {group.image_share:6.0%}  {', '.join(effects) or 'not measured'}",
     )

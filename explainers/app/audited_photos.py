@@ -75,7 +75,6 @@ def find_labels(labels: Labels, photos: Sequence[Photo], target: TargetModel) ->
         labels: `folder`: the first folder in the name of a photo is its class, see `match_folders`. Or a class for each
             photo, by name or index, in a list in the order of their names, or by their names. `None`: not known.
         photos: those of one folder.
-        target: the model.
 
     Raises:
         InputError: for folders, names or numbers that are no class of the model, and a list of another length.
@@ -138,7 +137,6 @@ def find_objects(folder: str | Path, photos: Sequence[Photo], session: Session, 
         folder: the masks.
         photos: those of one folder.
         session: sees photos, and so their masks.
-        grid: the patches.
     """
     masks = {PurePath(each.name).with_suffix(""): each for each in list_folder(folder)}
     own = [masks.get(PurePath(photo.name).with_suffix("")) for photo in photos]

@@ -32,7 +32,7 @@ from explainers.auditing.repair import Repair, repair
 from explainers.auditing.report_card import ReportCard, grade_heads
 from explainers.auditing.store import EvidenceStore, describe_explainer, process_number
 from explainers.auditing.tally import inside_masks
-from explainers.errors import InputError
+from explainers.errors import InputError, check_integers, check_positive
 from explainers.images.decoding import White
 from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
@@ -52,13 +52,7 @@ VECTORS = "AnyHead, DirectPaths or PathFlow for a ViT, or CAM for a CNN"
 
 @dataclass
 class FolderAudit(Audit):
-    """An audit of a folder, with what can repair its model.
-
-    Args:
-        session: the model and the explainer.
-        photos: the images.
-        store: their evidence.
-    """
+    """An audit of a folder, with what can repair its model: the session, the photos and the evidence of them."""
 
     session: Session = field(repr=False, compare=False)
     photos: list[Photo] = field(repr=False, compare=False)
@@ -125,6 +119,8 @@ def audit(
         InputError: for a folder without images, what the model cannot classify or the method cannot explain, and an
             `output` that holds another audit.
     """
+    check_integers(passes=passes, groups=1 if groups is None else groups)
+    check_positive(passes=passes)
     if head is not None:
         model, weights, score = TargetModel(as_target(model, weights), head, score), None, None
     seen: dict[str, Any] = {"image_size": image_size, "white": white, "bands": bands, "score": score}
@@ -224,12 +220,7 @@ def count_images(store: EvidenceStore) -> dict[str, Any]:
         right += int((shard.labels == shard.predicted).sum())
         patches = shard.patches.shape[1]
     size = sum(file.stat().st_size for file in store.folder.iterdir())
-    return {
-        "images": images,
-        "accuracy": right / labelled if labelled else None,
-        "patches": patches,
-        "bytes": size,
-    }
+    return {"images": images, "accuracy": right / labelled if labelled else None, "patches": patches, "bytes": size}
 
 
 def name_groups(groups: Sequence[Group], centres: Centres, session: Session, texts: Sequence[str]) -> list[Group]:

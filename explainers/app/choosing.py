@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,10 @@ def choose(target: TargetModel, method: Method = "auto", purpose: Purpose = "cla
     return _add_label(method)
 
 
-def estimate_passes(explainer: Explainer) -> int:
-    """Forward passes of the model for one heatmap, at most."""
-    return getattr(explainer, "forward_passes", 1)
+def estimate_passes(explainer: Explainer, against: Sequence[Any] = ()) -> int:
+    """Forward passes of the model for one heatmap, at most; a difference of heatmaps takes those of all of them."""
+    heatmaps = 1 if hasattr(explainer, "explain") else 1 + len(against)
+    return heatmaps * getattr(explainer, "forward_passes", 1)
 
 
 def choose_batch_size(explainer: Explainer, target: TargetModel) -> int:

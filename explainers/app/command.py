@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -38,7 +39,7 @@ AS_TYPED = {
     "head=, target.head=...": "--head FILE",
     "load(..., target=TargetModel(...))": "--model NAME --weights FILE",
     "one image in image,": "one image as IMAGE,",
-    "one image in other,": "one image as --similar-to,",
+    "one image in other,": "one image,",
     'labels="folder"': "--labels folder",
     "expected a list of names": "expected --class-names as a list of names",
     "output: expected": "--output: expected",
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         with warnings.catch_warnings(), _end_by_signals():
-            warnings.showwarning = print_error  # type: ignore[assignment]
+            warnings.showwarning = partial(print_warning, set())  # type: ignore[assignment]
             run = getattr(import_module(options.module), options.run)  # here, because what computes takes seconds
             status = run(options) or 0
             sys.stdout.flush()  # here, where a full disk gives one line
@@ -126,8 +127,15 @@ def _end_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def print_error(message: Exception | str, *_: Any, **__: Any) -> None:
-    """Print an error, or in place of `warnings.showwarning` a warning, in one line, with the options of this command.
+def print_warning(printed: set[str], message: Warning, *_: Any, **__: Any) -> None:
+    """Print a warning in place of `warnings.showwarning`, once: an image is decoded again for its picture."""
+    if str(message) not in printed:
+        printed.add(str(message))
+        print_error(message)
+
+
+def print_error(message: Exception | str) -> None:
+    """Print an error or a warning in one line, with the options of this command.
 
     Characters that could steer the terminal are left out.
     """

@@ -197,7 +197,7 @@ def nearest(
     return list(stream_nearest(Session(model, method, weights, device, purpose="likeness"), image, folder, k))
 
 
-def stream_nearest(session: Session, image: OneImage, folder: Images, k: int = 5) -> Iterator[Comparison]:
+def stream_nearest(session: Session, image: OneImage, folder: Images, k: int) -> Iterator[Comparison]:
     """Compare an image with the k most similar ones of a folder, one batch after the other, see `nearest`."""
     check_positive(k=k)
     own = embed_image(session, image, "image")
@@ -226,7 +226,7 @@ class Embedded:
             self.vectors = vectors_of(session.explainer, pixels.to(session.target.mean.device))
 
 
-def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None) -> list[Comparison]:
+def compare_with(first: Embedded, second: Embedded, centre: Tensor | None) -> list[Comparison]:
     """Compare photos with other ones, pair by pair; a single one with all others."""
     session = first.session
     with session.computing():

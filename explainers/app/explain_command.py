@@ -14,14 +14,21 @@ from explainers.app.command import print_error
 from explainers.app.comparing import Comparison, Embedded, compare_with, embed_image, mean_embedding, stream_nearest
 from explainers.app.explanation import Explanation, picture_name
 from explainers.app.manifest import describe_explanation, write_heatmap, write_manifest
-from explainers.app.options import announce_passes, choose_device, find_class, model_and_methods, start_sessions
+from explainers.app.options import (
+    announce_passes,
+    choose_device,
+    find_classes,
+    model_and_methods,
+    name_methods,
+    naming,
+    start_sessions,
+)
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.images.bands import ARRAYS
 from explainers.images.listing import endings, list_images
 from explainers.masking import read_size
-from explainers.posthoc.names import label_methods
 from explainers.runtime.progress import show_passes
 from explainers.saved.files import printable
 
@@ -37,11 +44,11 @@ def explain(options: Namespace) -> int:
         1 if an image could not be explained, else 0.
     """
     wanted = options.texts or options.classes or [options.similar_to and f"like {Path(options.similar_to).stem}"]
-    names = find_images(options.images, len(wanted) * len(label_methods(options.method)), options.output)
+    names = find_images(options.images, len(wanted) * len(name_methods(options)), options.output)
     images = list(names)
     sessions = start_sessions(options)
     pictures = plan_pictures(names, [session.method for session in sessions], wanted, options.output)
-    announce_passes(sessions, len(images) * len(wanted))
+    announce_passes(sessions, len(images) * len(wanted), options.against or ())
     draw = make_comparer(sessions[0], options) if options.similar_to else make_explainer(sessions, options)
     alone = options.batch_size is None and any(estimate_passes(each.explainer) > CHEAP for each in sessions)
     size = 1 if alone else min(each.batch_size for each in sessions)
@@ -99,33 +106,33 @@ def draw_images(images: Sequence[Path], draw: Draw) -> Iterator[tuple[Path, Sequ
 
 def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
     """A function that explains all wanted classes or texts of images, by each method."""
-    indices: list[int | None] = [find_class(sessions[0], wanted) for wanted in options.classes or ()]
-    indices = indices or ([*range(len(options.texts))] if options.texts else [None])
-    others = options.against or ()
-    if not options.texts:
-        others = [find_class(sessions[0], other, "--against") for other in others]
+    if options.texts:
+        indices: Sequence[int | None] = range(len(options.texts))
+        others = options.against or ()
+    else:
+        chosen, others = find_classes(sessions[0], options)
+        indices = chosen or [None]
 
-    def draw(images: Sequence[Path]) -> list[list[Drawn]]:
+    def draw(images: Sequence[Path]) -> Sequence[Sequence[Drawn]]:
         photos, pixels = sessions[0].decode(list_photos(images))
-        of_images: list[list[Drawn]] = [[] for _ in images]
+        name = photos[0].name if len(images) == 1 else f"{len(images)} images"
+        wanted = [[index] * len(images) for index in indices]
+        columns: list[list[Explanation]] = []
         for session in sessions:
-            name = photos[0].name if len(images) == 1 else f"{len(images)} images"
-            passes = estimate_passes(session.explainer) * len(images) * len(indices)
-            columns = [[index] * len(images) for index in indices]
+            passes = estimate_passes(session.explainer, others) * len(images) * len(indices)
             with show_passes(f"{printable(name)} by {session.method}", passes):
-                found = session.explain_batch(photos, pixels, columns, options.top, options.texts, others)
-            for column in found:
-                for of_image, explanation in zip(of_images, column, strict=True):
-                    of_image.append(explanation)
-        return of_images
+                columns += session.explain_batch(photos, pixels, wanted, options.top, options.texts, others)
+        return [*zip(*columns, strict=True)]
 
     return draw
 
 
 def make_comparer(session: Session, options: Namespace) -> Draw:
     """A function that compares images with another one, which is embedded once."""
-    centre = mean_embedding(session, options.against) if options.against else None
-    other = embed_image(session, options.similar_to, "other")
+    with naming("--against"):
+        centre = mean_embedding(session, options.against) if options.against else None
+    with naming("--similar-to"):
+        other = embed_image(session, options.similar_to, "other")
 
     def draw(images: Sequence[Path]) -> list[list[Drawn]]:
         embedded = Embedded(session, *session.decode(list_photos(images)))
@@ -176,7 +183,7 @@ def command_to_serve(options: Namespace) -> str:
     chosen = {
         name: getattr(options, name) for name in ("model", "weights", "head", "class_names", "score", "explainer")
     }
-    method = next(iter(label_methods(options.method)))
+    method = next(iter(name_methods(options)))
     chosen["method"] = None if method == "auto" else method
     if options.image_size:
         chosen["image_size"] = "x".join(map(str, read_size(options.image_size)))

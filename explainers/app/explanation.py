@@ -88,8 +88,7 @@ class Explanation:
     @property
     def title(self) -> str:
         """The class or text of the heatmap, with its score."""
-        explained = self.explained
-        return f"{self.write(explained)}{summarise(self._others, self.kind)}"
+        return f"{self.write(self.explained)}{summarise(self._others, self.kind)}"
 
     def write(self, each: ExplainedClass) -> str:
         """The name of a class or text with its score: two decimal places, or four digits of a value."""

@@ -23,7 +23,6 @@ def describe_explanation(drawn: Explanation | Comparison, name: str, files: Mapp
 
     Args:
         drawn: the explanation, or a comparison of two images.
-        name: name of the image.
         files: kind of each written file (`picture`, `heatmap`, `other_heatmap` of a comparison) → its path.
 
     Returns:
@@ -57,7 +56,6 @@ def write_manifest(
     """Write `manifest.json`: all on which the files of a folder depend.
 
     Args:
-        folder: where the files are.
         sessions: the model, with each of its explainers.
         explanations: those of `describe_explanation`.
         failed: name of each image that could not be explained → reason.

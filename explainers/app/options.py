@@ -3,7 +3,8 @@
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,7 @@ def start_sessions(options: Namespace) -> list[Session]:
     if options.texts:
         first.text_head.embed([*options.texts, *(options.against or ())])
     elif not options.similar_to:
-        chosen = [find_class(first, wanted) for wanted in options.classes or ()]
-        others = [find_class(first, other, "--against") for other in options.against or ()]
-        find_other_classes(others, chosen, first.names)
+        find_classes(first, options)
     sessions = [first, *(first.with_method(method, purpose) for method in methods[1:])]
     if options.passes:
         set_passes(sessions, options.passes)
@@ -62,19 +61,32 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
             )
         explainer = load(options.explainer)
         return _name_classes(explainer.target, options), None, [explainer]
-    methods: list[Method] = [
-        {name: chosen} if chosen else name for name, chosen in label_methods(options.method).values()
-    ]
+    named = name_methods(options)
+    methods: list[Method] = [{name: chosen} if chosen else name for name, chosen in named.values()]
     methods = [Path(options.explainer)] if options.explainer else methods
     purpose = "--similar-to" if options.similar_to else options.run
     if len(methods) > 1 and purpose not in ("explain", "benchmark"):
-        listed = ", ".join(label_methods(options.method))
-        raise InputError(f"--method {listed}: expected one method for {purpose}: leave out all but one")
+        raise InputError(f"--method {', '.join(named)}: expected one method for {purpose}: leave out all but one")
     model = options.model or DEFAULT_MODEL
     if all(each is None for each in (options.head, options.score, options.image_size, options.class_names)):
         return model, options.weights, methods
     target = TargetModel(timm_model(model, options.weights), options.head, options.score).eval()
     return as_target(_name_classes(target, options), image_size=options.image_size), None, methods
+
+
+def name_methods(options: Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The methods that the options name, see `label_methods`."""
+    with naming("--methods" if options.run == "benchmark" else "--method"):
+        return label_methods(options.method)
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Begin an error of the library with the option whose value is wrong."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
 
 
 def _name_classes(target: TargetModel, options: Namespace) -> TargetModel:
@@ -88,10 +100,16 @@ def choose_device(options: Namespace) -> str | None:
     return options.device or ("cuda" if torch.cuda.is_available() else None)
 
 
-def find_class(session: Session, wanted: str, setting: str = "--class") -> int:
-    """The index of a class that a user named, or gave the number of."""
-    number = wanted.isdecimal() and wanted not in session.names
-    return class_index(int(wanted) if number else wanted, session.names, setting)
+def find_classes(session: Session, options: Namespace) -> tuple[list[int], list[int]]:
+    """The indices of the classes of --class and of --against, which a user named, or gave the numbers of."""
+
+    def find(wanted: str, option: str) -> int:
+        number = wanted.isdecimal() and wanted not in session.names
+        return class_index(int(wanted) if number else wanted, session.names, option)
+
+    chosen = [find(wanted, "--class") for wanted in options.classes or ()]
+    others = [find(other, "--against") for other in options.against or ()]
+    return chosen, find_other_classes(others, chosen, session.names)
 
 
 def set_passes(sessions: Sequence[Session], passes: int) -> None:
@@ -132,13 +150,13 @@ def _passes_option(name: str) -> str | None:
     return find_passes_option(name) if name.partition("-")[0].removeprefix("Libra") in method_names() else None
 
 
-def announce_passes(sessions: Sequence[Session], pictures: int) -> None:
+def announce_passes(sessions: Sequence[Session], pictures: int, against: Sequence[Any] = ()) -> None:
     """Print how many passes a heatmap takes, and how long `pictures` take, for each explainer with `MANY` passes."""
-    slow = [session for session in sessions if estimate_passes(session.explainer) > MANY]
+    slow = [session for session in sessions if estimate_passes(session.explainer, against) > MANY]
     seconds = _seconds_per_pass(slow[0]) if slow else 0
     several = f"{pictures} picture{'s' * (pictures > 1)}"
     for session in slow:
-        passes = estimate_passes(session.explainer)
+        passes = estimate_passes(session.explainer, against)
         duration = passes * pictures * seconds
         about = f"{duration / 60:.0f} min" if duration > 90 else f"{duration:.0f} s"
         advice = "; --passes N sets their number" if _passes_option(session.method.partition("(")[0]) else ""

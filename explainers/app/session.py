@@ -271,7 +271,7 @@ class Session:
             others = find_other_classes(against, chosen, self.names)
         elif against is not None:
             others = validate_texts(against)  # type: ignore[arg-type]  # it checks them
-        for batch, pixels, numbers in self.batches(photos):
+        for batch, pixels, numbers in self.batches(photos, passes=estimate_passes(self.explainer, others)):
             wanted = [chosen[number] for number in numbers]
             (found,) = self.explain_batch(batch, pixels, [wanted], top, texts, others, alone=len(photos) == 1)
             yield from found
@@ -304,8 +304,7 @@ class Session:
         """Explain several classes, or `texts`, of a batch, which is prepared once, with the arguments of `explain`.
 
         Args:
-            photos: the batch.
-            pixels: what the model sees of it, (B, C, H, W).
+            pixels: what the model sees of the `photos`, (B, C, H, W).
             wanted: for each list of explanations, the index of a class, or of one of the `texts`, in each image; `None`
                 for that with the highest score, of classes other than `against`.
             against: indices of classes, or texts.

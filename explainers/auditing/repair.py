@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +203,10 @@ def repair(
 
 def check_groups(groups: Sequence[int], count: int) -> None:
     """Raise an InputError unless there are some groups, each once and from 0 to `count` − 1."""
-    if not groups or not all(0 <= group < count for group in groups) or len(set(groups)) < len(groups):
-        given = ", ".join(map(str, groups)) or "none"
+    listed = isinstance(groups, Sequence) and not isinstance(groups, str)
+    known = listed and all(isinstance(group, Integral) and 0 <= group < count for group in groups)
+    if not known or not groups or len(set(groups)) < len(groups):
+        given = (", ".join(map(repr, groups)) or "none") if listed else f"{groups!r}, which is no list"
         raise InputError(
             f"without: expected different numbers of groups from 0 to {count - 1}, got {given}: take those that the"
             " audit prints"

@@ -1,8 +1,6 @@
 """One HTML page of an audit: groups of evidence, photos with and without them, the command that takes them out."""
 
-import base64
 import json
-import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from explainers.auditing.audit import SUSPICIOUS, Audit, Example, Group
-from explainers.report.html_pages import fill_page, photo_url
+from explainers.report.html_pages import encode_bytes, fill_page, photo_url, round_numbers
 
 PAGE = "audit.html"
 """File of the page in the folder of an audit."""
@@ -102,13 +100,13 @@ def _choose_examples(audit: Audit, photos: Mapping[int, Tensor]) -> list[Example
 
 
 def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(_rounded(value), ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(round_numbers(value), ensure_ascii=False)
 
 
 def _group(group: Group, places: Mapping[int, int]) -> dict[str, Any]:
     """A group for the page, with the places of its examples in the list of images."""
-    return {name: _rounded(value) for name, value in vars(group).items() if name not in DRAWN} | {
-        "effects": [effect and _rounded(vars(effect)) for effect in (group.hidden, group.random)],
+    return {name: round_numbers(value) for name, value in vars(group).items() if name not in DRAWN} | {
+        "effects": [effect and round_numbers(vars(effect)) for effect in (group.hidden, group.random)],
         "positions": _quantise(group.positions),
         "examples": _shown(group.examples, places),
         "without": _shown(group.without, places),
@@ -122,13 +120,4 @@ def _shown(examples: tuple[Example, ...], places: Mapping[int, int]) -> list[dic
 def _quantise(positions: tuple[tuple[float, ...], ...]) -> str:
     """Shares at all places, 0 to 255 for the largest: base64 of bytes, row by row."""
     shares = torch.tensor(positions)
-    return base64.b64encode((255 * shares / shares.max()).round().byte().numpy().tobytes()).decode()
-
-
-def _rounded(value: Any) -> Any:
-    """Numbers to four digits, `None` for those that JSON does not have."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return encode_bytes((255 * shares / shares.max()).round().byte())

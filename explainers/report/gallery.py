@@ -1,6 +1,5 @@
 """One HTML page with the images, heatmaps, numbers and curves of an evaluation; it opens without server and network."""
 
-import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from torch import Tensor
 from explainers.errors import InputError
 from explainers.metrics.pairs import Pairs
 from explainers.report.differences import Compared
-from explainers.report.html_pages import COMPRESSED, data_url, fill_page, photo_url
+from explainers.report.html_pages import COMPRESSED, data_url, encode_bytes, fill_page, photo_url, round_numbers
 from explainers.report.labels import choose_colours, make_title, names_in
 from explainers.report.overlays import CONSTANT, OPACITY, PALE, colour_scale, colour_shades, ends, legend_colours
 from explainers.report.tables import rows
@@ -156,10 +155,7 @@ def _differences(pair: tuple[list[str], Pairs] | None, explainers: list[str]) ->
         return None
     names, pairs = pair
     matrices = {"mean": pairs.mean, "half": pairs.half_width, "significant": pairs.significant}
-    rounded = {
-        key: [[_finite(float(f"{value:.4g}")) for value in row] for row in matrix.tolist()]
-        for key, matrix in matrices.items()
-    }
+    rounded = {key: round_numbers(matrix.tolist()) for key, matrix in matrices.items()}
     return {"explainers": [explainers.index(name) for name in names]} | rounded
 
 
@@ -198,4 +194,4 @@ def _quantise(heatmap: Tensor | None, signed: bool) -> str | None:
     if heatmap is None:
         return None
     shades = colour_scale(heatmap, signed).shades(heatmap)
-    return base64.b64encode(shades.mul(STEPS).round().to(torch.int8).numpy().tobytes()).decode()
+    return encode_bytes(shades.mul(STEPS).round().to(torch.int8))

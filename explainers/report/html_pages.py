@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from string import Template
@@ -40,6 +41,20 @@ def photo_url(image: Tensor) -> str:
     """A uint8 image (3, H, W) as data of a page: PNG if it is small, otherwise WebP."""
     pixels = image.permute(1, 2, 0).cpu().contiguous().numpy()
     return data_url(Image.fromarray(pixels), "png" if max(image.shape[1:]) <= LOSSLESS else "webp", **COMPRESSED)
+
+
+def encode_bytes(values: Tensor) -> str:
+    """The bytes of a tensor, in base64."""
+    return base64.b64encode(values.numpy().tobytes()).decode()
+
+
+def round_numbers(value: Any) -> Any:
+    """Numbers to four digits, `None` for those that JSON does not have."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: round_numbers(each) for name, each in value.items()}
+    return [round_numbers(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def data_url(image: Image.Image, kind: str = "png", **options: object) -> str:

@@ -35,7 +35,6 @@ SATURATED = 0.03  # fraction of patches that have the full colour, so that one o
 ROUNDING = 1e-6
 """Largest standard deviation of a heatmap that is called constant, relative to its largest absolute value."""
 
-
 FONTS = "DejaVuSans.ttf", "arial.ttf", "Arial Unicode.ttf", "NotoSansCJK-Regular.ttc", "msyh.ttc"
 """Fonts of Linux, Windows and macOS for titles with characters that Pillow's own font lacks."""
 

@@ -170,7 +170,6 @@ def write_pictures(
     """Write the pictures of a task; heatmaps of other explainers in the file stay, if images and classes are equal.
 
     Args:
-        path: the file.
         tensors: entry of the file → its rows, one for each image.
         files: name of each image.
         names: name of each class.

@@ -17,7 +17,6 @@ LATEX = str.maketrans(
     | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "⁺": "$^{+}$", "⁻": "$^{-}$", "ρ": r"$\rho$", "–": "--"}
 )
 
-
 Published = Mapping[str, Mapping[str, Mapping[str, float]]]  # Task → explainer → number → published value
 
 
@@ -28,7 +27,6 @@ class Reference:
     >>> paper = Reference("paper", "ViT-B", {"ViT-B": {"pets": {"TVE": {"fidelity_minus": 0.1}}}})
     >>> paper.value("pets", "TVE", "fidelity_minus"), paper.value("pets", "random", "fidelity_minus")
     (0.1, None)
-
     """
 
     source: str  # the publication

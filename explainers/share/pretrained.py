@@ -81,11 +81,7 @@ class Pretrained:
         return explainer
 
     def save_pretrained(
-        self,
-        folder: str | Path,
-        evaluation: str | Path | None = None,
-        license: str | None = None,
-        half: bool = False,
+        self, folder: str | Path, evaluation: str | Path | None = None, license: str | None = None, half: bool = False
     ) -> Path:
         """Write a folder that `load` reads, with a model card and the record of the training; returns its path.
 
@@ -109,11 +105,7 @@ class Pretrained:
         return folder
 
     def push_to_hub(
-        self,
-        repository: str,
-        private: bool = False,
-        evaluation: str | Path | None = None,
-        license: str | None = None,
+        self, repository: str, private: bool = False, evaluation: str | Path | None = None, license: str | None = None
     ) -> str:
         """Upload what `save_pretrained` writes to a repository of the Hugging Face Hub; returns the commit's address.
 

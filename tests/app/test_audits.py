@@ -92,12 +92,6 @@ def test_the_same_call_again_takes_the_stored_evidence(audited, folder, target, 
     assert again.groups == audit.groups
 
 
-def test_another_audit_in_the_folder_is_refused_with_what_differs(audited, folder, target):
-    _, output = audited
-    with pytest.raises(InputError, match="^output: expected .* holds another audit, which differs in images"):
-        explainers.audit(folder, target, method="DirectPaths", output=output)
-
-
 def test_the_other_processes_end_after_their_share(audited, folder, target, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -135,6 +129,9 @@ def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
     ("settings", "message"),
     [
         ({"method": "RISE"}, "^method RISE: expected an explainer with vectors"),
+        ({"passes": "x"}, "^expected passes as an integer, got passes='x'$"),
+        ({"passes": 0}, "^expected passes above 0, got passes=0$"),
+        ({"groups": "x"}, "^expected groups as an integer, got groups='x'$"),
         ({"groups": 10_000}, "^expected groups of at most .* got groups=10000"),
         ({"labels": ["cats"]}, "^labels= needs one class, or one for each of 24 images, got 1"),
         ({"labels": ["cat"] * 24}, "^expected labels among the 2 classes of the model, got cat: did you mean cats"),
@@ -195,6 +192,7 @@ def test_the_command_prints_groups_and_where_the_page_is(run, audited):
     audit, output = audited
     status, lines, errors = run("--output", output)
     assert status == 1 and "--labels folder takes its folders as classes" in errors[0]
+    assert errors[1].startswith("explainers: --output: expected ")
     assert "holds another audit, which differs in images.labels" in errors[1]
     status, lines, errors = run("--labels", "folder", "--groups", "2", "--output", output)
     assert (
@@ -243,6 +241,12 @@ def test_without_needs_an_audit_of_this_model_and_folder_and_groups_that_are_the
     session = start_session(audited[0].session.target, "DirectPaths")
     with pytest.raises(InputError, match="holds another audit, which differs in images"):
         open_audit(session, tmp_path / "others", output)
+
+
+@pytest.mark.parametrize("groups", ["0", 0, ["0"], [0.0], [1, 1], []])
+def test_groups_are_taken_out_by_a_list_of_their_numbers(audited, groups):
+    with pytest.raises(InputError, match="^without: expected different numbers of groups from 0 to 3, got "):
+        audited[0].without(groups)
 
 
 def test_no_suspicious_group_is_said_plainly(audited, capsys):

@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -27,6 +27,7 @@ from toys import VECTORS
 import explainers
 from explainers.anyhead import AnyHead
 from explainers.app import command, options, page, session
+from explainers.app.explanation import Explanation
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -48,7 +49,8 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch, no_sockets):
-    """The folder in which commands run, with three images; no command may open a connection."""
+    """The folder in which commands run, with three images; pictures are small, and no command may open a connection."""
+    monkeypatch.setattr(Explanation, "picture", partialmethod(Explanation.picture, size=192))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     draws = np.random.default_rng(0)
     for name in ("cat.jpg", "photos/dog.png", "photos/more/dog.jpg"):
@@ -178,6 +180,8 @@ def test_twelve_bits_need_the_value_of_white(run, folder):
     assert status == 1 and "explain it with --white=4095" in errors[0]
     for white in ("4095", "0,4095"):
         assert run("explain", "xray.png", "--method", "Chance", "--white", white)[0] == 0
+    _, _, errors = run("explain", "xray.png", "--method", "Chance", "--white", "2048")
+    assert errors == ["explainers: 50.0% of the pixels are beyond --white=2048.0, and are clipped to it"]
 
 
 @pytest.mark.slow
@@ -317,6 +321,9 @@ def test_many_passes_are_announced_and_reported_within_an_image(run, folder, mon
     assert re.fullmatch(announced, errors[0])
     reported = [line.partition(" passes")[0] for line in errors[1:] if ": 0 of" not in line]
     assert reported == [f"cat.jpg by RISE(masks=24, chunk_size=8): {n} of 48" for n in (8, 16, 24, 32, 40, 48)]
+    words = ["--method", "RISE(masks=24)", "--class", "1", "--against", "3", "4"]  # a heatmap for each
+    *_, announced, _, _, _, reported = run("explain", "cat.jpg", *words)[2]
+    assert ": 72 forward passes for each picture" in announced and ": 72 of 72 passes" in reported
 
 
 def test_passes_refine_anyhead_of_which_a_file_names_the_classes(target, grid, run, folder, monkeypatch):
@@ -350,7 +357,9 @@ BAD = {
     "explain cat.jpg --output cat.jpg": (1, "expected another file than the image itself"),
     "explain cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),
     "explain cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
-    "explain cat.jpg --similar-to photos": (1, "expected one image as --similar-to, got several"),
+    "explain cat.jpg --similar-to photos": (1, "--similar-to: expected one image, got several"),
+    "explain cat.jpg --similar-to gone.jpg": (1, "--similar-to: expected an image file or a folder, got 'gone.jpg'"),
+    "explain cat.jpg --similar-to cat.jpg --against gone.jpg": (1, "--against: expected an image file or a folder"),
     "explain cat.jpg --similar-to cat.jpg --method CAM,CAT": (1, "--method CAM, CAT: expected one method for --"),
     "explain cat.jpg --against cta": (1, "expected --against among the "),
     "explain cat.jpg --class 3 --against 3": (1, "--against='tiger shark': expected another class"),
@@ -361,6 +370,9 @@ BAD = {
     "explain cat.jpg --class-names notes.txt": (1, "expected --class-names as a list of names of the model's 1000"),
     "explain cat.jpg --image-size 17": (1, "expected --image-size that test_vit can take, got 17 × 17"),
     "nearest cat.jpg photos --method GAE,CAT": (1, "--method GAE, CAT: expected one method for nearest: leave out"),
+    "explain cat.jpg --method GAE,GAE": (1, "--method: expected each of methods once, got GAE, GAE: leave out the"),
+    "benchmark cat.jpg --methods GAE,GAE": (1, "--methods: expected each of methods once, got GAE, GAE: leave out"),
+    "audit photos --masks gone": (1, "--masks: expected an image file or a folder, got 'gone': there is no such file"),
     "audit cat.jpg --method DirectPaths": (1, "cat.jpg: expected a folder of images, got a file: give its folder"),
     "benchmark cat.jpg --output photos": (1, "expected a file for the numbers, got the folder photos: name a file"),
     "explain cat.jpg --model vit_tiny_patch16_24": (1, "did you mean vit_tiny_patch16_224"),

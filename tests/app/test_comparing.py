@@ -101,8 +101,7 @@ def test_the_nearest_images_of_a_folder_but_not_the_image_itself(target, anyhead
     assert [each.other_name for each in found] == expected and {each.name for each in found} == {"a.png"}
     assert [each.similarity for each in found] == pytest.approx([slow[name] for name in expected], abs=1e-5)
     torch.testing.assert_close(
-        found[0].pairs,
-        explainers.compare(photos / "a.png", photos / expected[0], target, method=anyhead).pairs,
+        found[0].pairs, explainers.compare(photos / "a.png", photos / expected[0], target, method=anyhead).pairs
     )
     assert len(explainers.nearest(PIXELS[0], [photos / "b.png"], target, method=anyhead)) == 1
 

@@ -261,10 +261,7 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
         ({"method": "runs/gone"}, "^expected the folder of a run, .* got runs/gone: there is no such folder"),
         ({"method": "tve"}, r"^expected a backbone for which tve is shipped \(none\), got "),
         ({"method": 3}, "^expected method auto, a name, a folder or an explainer, got 3$"),
-        (
-            {"method": lambda images, classes: images},
-            r"^expected heatmaps \(B, rows, columns\) of 1 images from <l",
-        ),
+        ({"method": lambda images, classes: images}, r"^expected heatmaps \(B, rows, columns\) of 1 images from <l"),
         ({"device": "gpu"}, "^expected a device such as cpu or cuda, got gpu: "),
         ({"model": "vit_tinny"}, "got vit_tinny: did you mean "),
         ({"classes": 1, "against": 1}, "^against='.*': expected another class than the explained one"),
@@ -281,8 +278,7 @@ def test_bad_input_is_refused_in_one_line(given, message, target):
 
 @pytest.mark.situation(33)
 @pytest.mark.parametrize(
-    "classes",
-    [[np.int64(1), torch.tensor(2)], ["class 1", np.uint8(2)], torch.tensor([1, 2]), range(1, 3)],
+    "classes", [[np.int64(1), torch.tensor(2)], ["class 1", np.uint8(2)], torch.tensor([1, 2]), range(1, 3)]
 )
 def test_classes_are_named_as_they_come_out_of_a_loader(target, classes):
     pictures = np.zeros((2, 32, 32, 3), dtype=np.uint8)
@@ -418,8 +414,10 @@ def test_without_a_class_the_most_probable_other_one_is_explained(target):
     torch.testing.assert_close(found.heatmap, expected)
 
 
-def test_masks_explain_the_difference_of_two_scores(target):
-    found = explainers.explain(IMAGE, target, method="Occlusion", classes=1, against=4).heatmap
+def test_masks_explain_the_difference_of_two_scores(target, passes):
+    method = posthoc.build("Occlusion", target, target.grid)
+    found = explainers.explain(IMAGE, target, method=method, classes=1, against=4).heatmap
+    assert sum(passes) - 1 == choosing.estimate_passes(method, [4]) == 2 * choosing.estimate_passes(method)
     normalised, grid = target.normalise(SQUARE), target.grid
     whole = target.score_images(normalised)[0]
     for patch in (0, grid.num_patches - 1):

@@ -71,11 +71,8 @@ def test_a_folder_is_read_with_all_folders_below_it_and_the_others_are_named(tmp
     with pytest.warns(UserWarning, match=r"left out: 1 file \(notes.txt\) that Pillow does not read"):
         photos = list_photos(tmp_path)
     assert [photo.name for photo in photos] == ["a.webp", "b/1.jpg", "b/2.png"]
-    assert [photo.name for photo in list_photos([tmp_path / "a.webp", PIXELS, IMAGE])] == [
-        "a.webp",
-        "image 1",
-        "image 2",
-    ]
+    mixed = list_photos([tmp_path / "a.webp", PIXELS, IMAGE])
+    assert [photo.name for photo in mixed] == ["a.webp", "image 1", "image 2"]
 
 
 def test_pipes_sockets_loops_of_links_and_closed_folders_are_left_out_and_named(tmp_path, monkeypatch):

@@ -40,9 +40,8 @@ def test_names_cannot_end_the_data_or_become_markup_and_the_page_forbids_the_net
     assert page.isascii() and page.count("</script") == 2 and "<b>" not in page
     data = content(page)
     [shown] = data["groups"]
-    assert {*data["classes"], data["images"][0]["name"], *shown["reasons"], *shown["texts"], *data["notes"][3]} == {
-        NASTY
-    }
+    image = data["images"][0]["name"]
+    assert {*data["classes"], image, *shown["reasons"], *shown["texts"], *data["notes"][3]} == {NASTY}
     assert "content=\"default-src 'none'; img-src data:; " in page
     assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|@import|url\(", page)
 
@@ -50,10 +49,8 @@ def test_names_cannot_end_the_data_or_become_markup_and_the_page_forbids_the_net
 def test_a_photo_is_stored_once_and_examples_without_a_photo_are_left_out():
     groups = [group(0), group(1, examples=(WRONG, RIGHT), without=(Example(5, "no photo", 1, 1),))]
     data = content(audit_html(audit(*groups), photos(2, 7, 9)))
-    assert [(each["name"], each["label"], each["predicted"]) for each in data["images"]] == [
-        ("wrong.png", 0, 1),
-        ("right.png", 1, 1),
-    ]
+    images = [(each["name"], each["label"], each["predicted"]) for each in data["images"]]
+    assert images == [("wrong.png", 0, 1), ("right.png", 1, 1)]
     assert [[each["image"] for each in one["examples"]] for one in data["groups"]] == [[0], [0, 1]]
     assert [[each["image"] for each in one["without"]] for one in data["groups"]] == [[1], []]
     assert data["groups"][0]["examples"][0]["patches"] == [3, 0]

@@ -93,10 +93,8 @@ def test_explainers_classes_and_tasks_keep_their_order():
     assert [explainer["name"] for explainer in data["explainers"]] == ["b", "a", "z"]
     [shown] = data["tasks"][0]["pictures"]
     assert shown["classes"] == [{"name": "10", "probability": 0.75}, {"name": "9", "probability": None}]
-    assert [(each["explainer"], [bool(one) for one in each["maps"]]) for each in shown["heatmaps"]] == [
-        (1, [True, True]),
-        (2, [True, False]),
-    ]
+    maps = [(each["explainer"], [bool(one) for one in each["maps"]]) for each in shown["heatmaps"]]
+    assert maps == [(1, [True, True]), (2, [True, False])]
 
 
 def test_rows_hold_the_written_cells_and_the_numbers_and_curves():

@@ -175,12 +175,8 @@ def test_weights_and_biases_shows_pictures_and_curves(tmp_path, target, grid, sa
 
 
 def fake_target(classes=(), count=3, of=3):
-    return SimpleNamespace(
-        score="softmax",
-        classes=list(classes),
-        num_classes=count,
-        backbone=SimpleNamespace(num_classes=of, pretrained_cfg={}),
-    )
+    backbone = SimpleNamespace(num_classes=of, pretrained_cfg={})
+    return SimpleNamespace(score="softmax", classes=list(classes), num_classes=count, backbone=backbone)
 
 
 @pytest.mark.parametrize(

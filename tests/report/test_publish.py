@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from browser import content
 from PIL import Image
 
 from explainers.report.figures import fidelity_bars, fidelity_curves
@@ -51,37 +52,43 @@ def test_everything_is_made_of_files(run, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_overlays_are_of_the_class_that_all_explainers_explain(run):
+def test_overlays_are_of_the_class_that_all_explainers_explain_and_take_the_place_of_earlier_ones(run):
     folder, tensors = run
     publish(folder, [folder / "results.json"], overlays=True)
-    found = {path.name for path in (folder / "overlays" / "odd").iterdir()}
+    overlays = folder / "overlays" / "odd"
+    found = {path.name for path in overlays.iterdir()}
     assert found == {f"000{i}_{name}_{who}.png" for i, name in enumerate("ab") for who in ("tve", "chance")}
     image, heatmap = to_pillow(tensors["image"][1]), tensors["heatmaps/tve"][1, 0]
     expected = draw_annotated(image, heatmap, "even 0.50", "even", "TVE", signed=True)
-    with Image.open(folder / "overlays" / "odd" / "0001_b_tve.png") as written:
+    with Image.open(overlays / "0001_b_tve.png") as written:
         assert written.tobytes() == expected.tobytes()
+    Image.new("RGB", (2, 2)).save(overlays / "mine.png")
+    one = {name: values[:1] for name, values in tensors.items()}
+    signed = {"tve": True, "chance": False}
+    write_pictures(folder / "pictures" / "odd.safetensors", one, ["c.png"], ["even", "odd"], signed)
+    publish(folder, [folder / "results.json"], overlays=True)
+    assert {path.name for path in overlays.iterdir()} == {"0000_c_tve.png", "0000_c_chance.png", "mine.png"}
 
 
-@pytest.mark.slow
-def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp_path_factory):
+def test_heatmaps_of_several_runs_are_shown_together_if_images_and_classes_are_the_same(run, tmp_path):
     folder, tensors = run
-    other, out = tmp_path_factory.mktemp("other"), tmp_path_factory.mktemp("out")
-    content = json.loads((folder / "results.json").read_text())
-    content["results"] = {"odd": {"lime": content["results"]["odd"]["tve"]}}
-    (other / "results.json").write_text(json.dumps(content))
+    other = tmp_path / "other"
+    results = json.loads((folder / "results.json").read_text())
+    results["results"] = {"odd": {"lime": results["results"]["odd"]["tve"]}}
     shared = {key: value for key, value in tensors.items() if not key.startswith("heatmaps")}
     own = shared | {"heatmaps/lime": torch.rand(2, 1, 2, 2)}
-    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"], {"lime": True})
-    files = [folder / "results.json", other / "results.json"]
-    publish(out, files, overlays=True)
-    assert all((out / "overlays" / "odd" / f"0001_b_{name}.png").exists() for name in ("lime", "tve"))
-    own["classes"] = own["classes"].flip(1)  # other classes are explained
-    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"], {"lime": True})
-    publish(tmp_path_factory.mktemp("apart"), files)
+    for classes, count in ((own["classes"], 3), (own["classes"].flip(1), 2)):
+        changed = own | {"classes": classes}
+        write_pictures(other / "pictures/odd.safetensors", changed, ["a.png", "b.png"], ["even", "odd"], {"lime": True})
+        (other / "results.json").write_text(json.dumps(results))
+        publish(other, [folder / "results.json", other / "results.json"])
+        pictures = content((other / "gallery.html").read_text())["tasks"][0]["pictures"]
+        assert [len(picture["heatmaps"]) for picture in pictures] == [count, count]
 
 
 def test_a_reference_is_a_column_or_a_line(run, capsys):
     folder, _ = run
+    (folder / "pictures/odd.safetensors").unlink()  # to draw nothing
     for name, told in (("tve", False), ("TVE", True)):
         reference = Reference("paper", "ViT", {"ViT": {"odd": {name: {"fidelity_plus": 0.25}}}})
         table = publish(folder, [folder / "results.json"], reference)
@@ -97,21 +104,3 @@ def test_the_default_figures_draw_the_curves_of_any_preset():
     for draw in (fidelity_curves, fidelity_bars):
         figure = draw({"odd": {"tve": row, "chance": row}})
         assert [axis.get_ylabel() for axis in figure.axes] == ["AOPC ↑", "LOdds ↓"]
-
-
-@pytest.mark.slow
-def test_overlays_of_images_of_an_earlier_command_are_removed_and_nothing_else(run):
-    folder, tensors = run
-    publish(folder, [folder / "results.json"], overlays=True)
-    kept = folder / "overlays" / "odd" / "mine.png"
-    Image.new("RGB", (2, 2)).save(kept)
-    write_pictures(
-        folder / "pictures" / "odd.safetensors",
-        {name: values[:1] for name, values in tensors.items()},
-        ["c.png"],
-        ["even", "odd"],
-        {"tve": True, "chance": False},
-    )
-    publish(folder, [folder / "results.json"], overlays=True)
-    found = {path.name for path in kept.parent.iterdir()}
-    assert found == {"0000_c_tve.png", "0000_c_chance.png", "mine.png"}

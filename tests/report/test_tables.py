@@ -114,9 +114,8 @@ def test_the_papers_values_are_found(tmp_path):
     assert reference.value("imagenet_val", "ViTCX", "pointing_game") == 0.8642
     assert reference.value("imagenet_val", "ViTCX(sigma=0)", "deletion") is None  # its ablation is of DeiT
     deit = composed("experiment=papers/vit_cx", "reference.target=DeiT-Base", folder=tmp_path, config="eval")
-    printed = [
-        instantiate(deit.reference).value("imagenet_val", label, "deletion") for label in label_methods(deit.methods)
-    ]
+    reference = instantiate(deit.reference)
+    printed = [reference.value("imagenet_val", label, "deletion") for label in label_methods(deit.methods)]
     assert printed[:7] == [0.211, 0.232, 0.323, 0.281, 0.303, 0.339, 0.406]
 
 

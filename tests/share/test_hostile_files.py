@@ -111,10 +111,7 @@ HUGE = struct.pack("<Q", 2**63) + b"{}"
 HOSTILE = {
     "a program as the class": (kind("subprocess.check_call"), "as the class in given/"),
     "a dotted class of ours": (kind("explainers.tve.TVE"), "got 'explainers.tve.TVE'"),
-    "a method as the class": (
-        kind("Occlusion"),
-        "expected one of AnyHead, SelfExplaining, Sha",
-    ),
+    "a method as the class": (kind("Occlusion"), "expected one of AnyHead, SelfExplaining, Sha"),
     "a dictionary as the class": (kind(TOUCH), "got {'_target_'"),
     "no class": (kind(None), "got None: give another file"),
     "another explainer of ours": (
@@ -126,10 +123,7 @@ HOSTILE = {
     "a network of another explainer": (header(network__class="FastSHAPNetwork"), "expected LightNetwork or PaperNetw"),
     "a network without a class": (header(network={}), "as the network in given/explainer.safetensors, got None"),
     "a list as the network": (header(network=[1]), "given/explainer.safetensors: network: expected settings, got [1]"),
-    "a program in the network": (
-        header(network__hops=TOUCH),
-        "a number or a word for 'hops', got {'_target_'",
-    ),
+    "a program in the network": (header(network__hops=TOUCH), "a number or a word for 'hops', got {'_target_'"),
     "a program in a list": (header(network__hops=[[TOUCH]]), "expected a number or a word for 'hops', got [{"),
     "a path in the network": (header(network__width="../evil.pth"), "for 'width', got '../evil.pth'"),
     "initial weights of the network": (
@@ -166,10 +160,7 @@ HOSTILE = {
     "tensors of another shape": (weights(lambda all: all | {"mean_g": torch.zeros(3)}), "got (3,)"),
     "one tensor too few": (weights(lambda all: {k: v for k, v in all.items() if k != "mean_g"}), "got nothing"),
     "one tensor too many": (weights(lambda all: all | {"a\nb": torch.zeros(3)}), r"expected nothing for a\nb in "),
-    "tensors of NaN": (
-        weights(lambda all: all | {"mean_g": all["mean_g"] * torch.nan}),
-        "NaN or infinity in mean_g",
-    ),
+    "tensors of NaN": (weights(lambda all: all | {"mean_g": all["mean_g"] * torch.nan}), "NaN or infinity in mean_g"),
     "integers": (
         weights(lambda all: all | {"write.bias": all["write.bias"].int()}),
         "expected floating-point weights in given/explainer.safetensors, got int32 for write.bias",
@@ -184,10 +175,7 @@ BESIDE = {
     "a config from outside": (link("config.yaml", "a: b"), "at given/config.yaml, got a link to "),
     "versions from outside": (link("versions.json", "{}"), "at given/versions.json, got a link to "),
     "a long config": (write("config.yaml", "#" * (1 << 18) + "#"), "got 262145 bytes: delete it"),
-    "a config of bytes": (
-        lambda folder: (folder / "config.yaml").write_bytes(b"\xff\xfe"),
-        "bytes that are no text",
-    ),
+    "a config of bytes": (lambda folder: (folder / "config.yaml").write_bytes(b"\xff\xfe"), "bytes that are no text"),
     "no file": (lambda folder: (folder / EXPLAINER).unlink(), "got no explainer.safetensors or model.safetensors"),
     "a folder as the file": (
         lambda folder: [(folder / EXPLAINER).unlink(), (folder / EXPLAINER).mkdir()],

@@ -8,22 +8,10 @@ import explainers
 from explainers.models import TargetModel
 from explainers.saved.weights import read_weights, save_weights
 
-GOLDEN = [
-    0.108,
-    0.0022,
-    -0.0393,
-    -0.1123,
-    0.6145,
-    0.7109,
-    -0.0813,
-    0.146,
-    -0.1295,
-    0.808,
-    0.6819,
-    0.1821,
-    0.0214,
-    0.3735,
-]
+GOLDEN = (
+    *(0.108, 0.0022, -0.0393, -0.1123, 0.6145, 0.7109, -0.0813),
+    *(0.146, -0.1295, 0.808, 0.6819, 0.1821, 0.0214, 0.3735),
+)
 """Scores of the diagonal of patches for class 7, relative to the largest of the heatmap."""
 
 

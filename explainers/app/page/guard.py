@@ -36,7 +36,6 @@ class Guard:
     that browsers send with its questions, or, if its own name leads here (DNS rebinding), by the `Host`.
 
     Args:
-        app: the application.
         host: address that the server listens on.
         domain: name under which browsers reach it, such as that of a proxy, besides IP addresses, `localhost` and the
             name of the machine; `None` for no other one, `*` for a public page, which answers the pages of others too.

@@ -237,8 +237,8 @@ class ImageStore:
     The least recently used ones beyond the budget of memory, in bytes, are dropped, but never the last one.
     """
 
-    def __init__(self, budget: int = BUDGET) -> None:
-        self.budget = budget
+    def __init__(self) -> None:
+        self.budget = BUDGET
         self._secret = secrets.token_bytes(32)
         self._images: OrderedDict[str, OpenedImage] = OrderedDict()
         self._lock = Lock()

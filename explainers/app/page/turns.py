@@ -33,9 +33,9 @@ class Turns:
         self._slow: deque[object] = deque()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self, slow: bool = False) -> Iterator[None]:
         """Hold the model; a VisitorLeft is raised if nobody waits for the answer."""
-        self._take(self._short)
+        self._take(self._slow if slow else self._short)
         try:
             check_present()
             yield
@@ -58,12 +58,8 @@ class Turns:
             own_target, own = copy.deepcopy((target, explainer), tensors)
         for module in own_target.modules():
             module.register_forward_pre_hook(lambda *_: self._give_way())
-        self._take(self._slow)
-        try:
-            check_present()
+        with self.turn(slow=True):
             yield own
-        finally:
-            self._end()
 
     def _give_way(self) -> None:
         with self._changed:

@@ -1,6 +1,5 @@
 """What browsers ask about their images, and the answers that the page's JavaScript draws: plain data."""
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 from explainers.app.explanation import picture_name, summarise, write_score
 from explainers.app.page.images import CHANCE, LEVELS, MOST_TEXTS, PICTURE_SIZE, Index, OpenedImage, Side
 from explainers.errors import InputError, check_range
-from explainers.report.html_pages import data_url
+from explainers.report.html_pages import data_url, encode_bytes
 from explainers.report.overlays import (
     CONSTANT,
     OPACITY,
@@ -195,11 +194,6 @@ def encode_colours(heatmap: Tensor, scale: ColourScale) -> dict[str, tuple[str, 
 def shade_rgba(shades: Tensor) -> Tensor:
     """The colours of shades (...) as the page draws them, RGBA: uint8 (..., 4)."""
     return (colour_shades(shades) * torch.tensor([1, 1, 1, OPACITY])).round().to(torch.uint8)
-
-
-def encode_bytes(values: Tensor) -> str:
-    """The bytes of a tensor, in base64."""
-    return base64.b64encode(values.numpy().tobytes()).decode()
 
 
 def describe_legend(scale: ColourScale, words: Sequence[str]) -> dict[str, Any]:
