@@ -34,7 +34,7 @@ def _trained_classes(target: Any) -> list[str]:
     """The classes of a model's training as timm knows them: of its config, or wnids of ImageNet; else none."""
     names = target.backbone.pretrained_cfg.get("label_names")
     if not names and (subset := timm.data.infer_imagenet_subset(target.backbone)):
-        names = timm.data.ImageNetInfo(subset).label_names()
+        names = _load_wordnet(subset).label_names()
     return list(names or ()) if len(names or ()) == target.num_classes else []
 
 
@@ -136,8 +136,8 @@ def _describe(wnid: str, detailed: bool = False) -> str:
 
 
 @cache
-def _load_wordnet() -> timm.data.ImageNetInfo:
-    return timm.data.ImageNetInfo()
+def _load_wordnet(subset: str = "imagenet-1k") -> timm.data.ImageNetInfo:
+    return timm.data.ImageNetInfo(subset)
 
 
 def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str = "classes") -> int:
