@@ -69,7 +69,7 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
         return "–"
     if isinstance(row[key], int):
         return str(row[key])
-    return f"{row[key]:.3f}" + (f" ± {row[f'{key}_error']:.3f}".replace("0.", ".") if f"{key}_error" in row else "")
+    return f"{row[key]:.3f}" + (f" ± {row[f'{key}_error']:.3f}".replace(" 0.", " .") if f"{key}_error" in row else "")
 
 
 def list_columns(curves: Sequence[str], cost: bool = True) -> dict[str, str]:

@@ -108,7 +108,7 @@ class ExplainabilityVector(LightningModule):
         found = None if vector is None else find_vector(vector, target)
         sources = list_sources(predicting, explaining) if found is None else {}
         values = lambda_2 if isinstance(lambda_2, Sequence) else [lambda_2]
-        self.points = sweep_points(lambda_1, values, ratios, len(sources))
+        self.points = sweep_points(lambda_1, values, ratios, len(sources) or 1)
         check_range(0, tolerance=tolerance, restore=restore)
         check_range(1, grid.num_patches, k=k)
         self.keeps_unchanged = 0 in values

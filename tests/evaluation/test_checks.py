@@ -13,6 +13,9 @@ from benchmarks.papers.approximation import TwoPointStudy
 from datamodules.digits import Digits
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.result import text_table
+from explainers.evaluation.sweep import PROBES
+from explainers.masking import PatchGrid
 from explainers.posthoc.baselines import Chance
 from explainers.report.tables import markdown, rows
 from explainers.running.trainer import LabelsAsLogits
@@ -149,6 +152,7 @@ def test_a_single_image_has_no_standard_error_in_results_and_tables(target, grid
     table = markdown(rows({"digit": one.results}, one.columns))
     assert f"{one.results['chance']['fidelity_plus']:.3f} " in table and "±" not in table
     assert markdown(rows({"digit": several.results}, several.columns)).count("±") == 4
+    assert text_table({"a": {"x": 100.0, "x_error": 10.02}}, {"x": "X"}, "").endswith(" 100.000 ± 10.020")
 
 
 def test_k_is_checked_where_iou_reads_it(grid):
@@ -156,6 +160,14 @@ def test_k_is_checked_where_iou_reads_it(grid):
         with pytest.raises(InputError, match=f"^expected k from 1 to 16, got k={k}$"):
             Evaluation(grid, agreement=["iou"], k=k)
     assert Evaluation(grid, agreement=["e_rmse"], k=17).k == 17
+
+
+def test_only_groups_of_patches_need_many_patches(make_target, digits):
+    target, grid, probes = make_target(num_classes=10, patch_size=16), PatchGrid(32, 16), {*PROBES} - {"saco"}
+    results = measure(Evaluation(grid, levels=3, probes=[*probes])(target, {"chance": Chance(None, grid)}), digits)[0]
+    assert probes <= results.results["chance"].keys()
+    with pytest.raises(InputError, match=r"^probes=saco needs 10 patches or more, got 4: leave it out, or take a smaller"):
+        Evaluation(grid, probes=["saco"])(target, {})
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
+import sys
+
 import pytest
 import references_pairs as slow
 import torch
 from scipy.stats import binomtest, ttest_1samp, ttest_rel
 
-from explainers.metrics.pairs import holm, paired_differences
+from explainers.errors import InputError
+from explainers.metrics.pairs import holm, paired_differences, sign_test
 
 
 @pytest.fixture
@@ -54,6 +57,13 @@ def test_few_different_differences_are_no_surer_than_their_signs(differences):
     of_signs = binomtest(sum(signs), len(signs)).pvalue
     of_mean = ttest_1samp(differences, 0).pvalue if column.std() > 1e-6 else 0
     assert found.p[0, 1].item() == found.p[1, 0].item() == pytest.approx(max(of_signs, of_mean))
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    for function in (sign_test, paired_differences):
+        with pytest.raises(InputError, match="^expected scipy for the comparison of explainers"):
+            function(torch.zeros(3, 2))
 
 
 def test_without_two_shared_images_there_is_no_difference():

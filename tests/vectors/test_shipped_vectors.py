@@ -179,6 +179,8 @@ def test_only_models_that_were_fine_tuned_from_the_base_take_its_vector(shipped,
         explainers.add_vector(tuned(), lambda_2="most")
     with pytest.raises(InputError, match="^images= needs 2 images or more, .*, got 1"):
         explainers.add_vector(tuned(), images=images[:1])
+    with pytest.raises(InputError, match="^expected a linear head to keep, got Sequential of .*: fit one with `python"):
+        explainers.add_vector(TargetModel(tuned(), torch.nn.Sequential(torch.nn.Linear(24, 2))))
 
 
 @torch.no_grad()
@@ -204,6 +206,8 @@ def test_a_sweep_takes_a_shipped_vector_in_place_of_a_source(shipped, source, ta
     assert len(read_header(module.export(tmp_path / "run"))["vector_sha256"]) == 64
     with pytest.raises(InputError, match=f"^vector=shipped does not fit {NAME}: the weights are not those"):
         vector_module(timm_model(seed=9, as_target=True), grid, three_files | taken)
+    with pytest.raises(InputError, match=r"^expected lists of 1 numbers in module\.ratios, .* or null for a single one"):
+        vector_module(target, grid, three_files | taken, ratios=[[1.0]])
     cfg = composed("experiment=explainability_vector", "vector=shipped", folder=tmp_path)
     assert cfg.module.vector == "shipped" and cfg.module.lambda_2[0] == 0
 
