@@ -132,7 +132,6 @@ class ExplainabilityVector(LightningModule):
             reading = header["head"]
         self.model.target.head.read_as(reading)
         self.model.requires_grad_(False)
-        self.patch_scale = self.model.target.head.patch_scale.item()
         self.register_buffer("projection", self.model.target.head.projection, persistent=False)
         self.restorations: dict[Point, Tensor] = {}
         self.teacher = exported_target(target, onto).requires_grad_(False)
@@ -153,15 +152,13 @@ class ExplainabilityVector(LightningModule):
         return self.model(images, classes)
 
     def _load(self, point: Point) -> TargetModel:
-        """Load the weights of a point into the model, its projection and the scale of its attributions."""
+        """Load the weights of a point into the model, and its projection."""
         states = (self.theta_base, self.theta_onto, *self.taus)  # moved to the device in the first call
         states = tuple({name: value.to(self.device) for name, value in state.items()} for state in states)
         self.theta_base, self.theta_onto, *self.taus = states
         weights = transfer(self.theta_base, self.theta_onto, self.tau(point), *point[:2])
         self.model.target.backbone.load_state_dict(weights)
-        head = self.model.target.head
-        head.projection = restore_projection(self.projection, self.restorations.get(point))
-        head.patch_scale.fill_(self.patch_scale)
+        self.model.target.head.projection = restore_projection(self.projection, self.restorations.get(point))
         return self.model.target
 
     def tau(self, point: Point) -> State:

@@ -95,10 +95,9 @@ def test_known_ends_are_not_computed_again(logits, pictures, scores, levels):
         return logits(images)
 
     ends = torch.stack([logits(pictures), logits(torch.zeros_like(pictures))], 1)
-    known = sweep(counted, pictures, scores, LABELS, levels, ends=ends) if levels > 2 else None
+    known = sweep(counted, pictures, scores, LABELS, levels, ends=ends)
     assert sum(seen) == 5 * (2 * levels - 4)
-    if levels > 2:
-        close(known, sweep(logits, pictures, scores, LABELS, levels), equal_nan=True)
+    close(known, sweep(logits, pictures, scores, LABELS, levels), equal_nan=True)
 
 
 def slow_outputs(logits, image, scores, label, levels, known):

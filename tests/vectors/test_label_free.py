@@ -22,7 +22,9 @@ METHOD = partial(MethodLabels, method="DecompX-PLUS")
 
 
 class Unlabelled(Marked):
-    """Images whose labels are unknown."""
+    """Without classes, as `unlabelled_images`."""
+
+    classes = ()
 
     def __getitem__(self, index):
         return super().__getitem__(index) | {"label": torch.full_like(torch.as_tensor(index), -1)}

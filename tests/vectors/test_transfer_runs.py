@@ -90,13 +90,10 @@ def test_the_curve_is_a_history_of_csv_rows(build, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"lambda_2": 0.5}])
-def test_wandb_offline_has_one_table_and_one_figure_with_the_numbers_of_the_csv_file(
-    build, settings, tmp_path, monkeypatch
-):
+def test_wandb_offline_has_one_table_and_one_figure_with_the_numbers_of_the_csv_file(build, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     csv = CSVLogger(tmp_path, "csv", version=0)
-    module = build(**settings)
+    module = build(lambda_2=0.5)
     validate(module, logger=[csv, wandb_logger("project", "name", str(tmp_path), offline=True)])
     wandb.finish()
     (media,) = tmp_path.glob("wandb/offline-run-*/files/media")

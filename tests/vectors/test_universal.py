@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from lightning import Trainer
+from test_label_free import Unlabelled
 from timm.layers import HybridEmbed
 from toys import SILENT, Marked, exported
 
@@ -29,15 +30,6 @@ TEACHERS = {
     "propagation": partial(PropagationTeacher, functionals=["predicted", "other"]),
     "coalitions": partial(CoalitionTeacher, pairs=3),
 }
-
-
-class Unlabelled(Marked):
-    """Without classes, as `unlabelled_images`."""
-
-    classes = ()
-
-    def __getitem__(self, index):
-        return super().__getitem__(index) | {"label": torch.full_like(torch.as_tensor(index), -1)}
 
 
 def build(target, grid, labels, **settings):
