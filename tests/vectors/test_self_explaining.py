@@ -204,7 +204,8 @@ def test_an_exported_model_comes_back_with_what_it_is(target, grid, twin, images
     assert identity["target"]["backbone_sha256"] != identity["base_sha256"]
     assert not again.training and again.num_classes == 3
     assert torch.equal(again(images), module.target(images))
-    explainer = SelfExplaining(target, grid, alpha=1, weights=str(path)).eval()
+    explainer = SelfExplaining(target, grid, alpha=1, weights=str(path))
+    assert explainer.target.training and not explainer.eval().target.training  # a training goes on in its mode
     assert torch.equal(explainer.predict_and_explain(images)[1], module.predict_and_explain(images)[1])
     assert torch.equal(exported_target(copy.deepcopy(target).backbone, path)(images), again(images))
 

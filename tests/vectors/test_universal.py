@@ -129,6 +129,18 @@ def test_the_loss_is_that_of_the_teacher_and_of_what_holds_predictions(target, g
     assert held > 1e-4
 
 
+def test_the_first_batch_alone_sets_the_factor_of_patches(target, grid):
+    """Also where gradients of several batches are summed before the first step."""
+    module = build(target, grid, TEACHERS["coalitions"], patch_scale=None)
+    fit_nothing(module)
+    module.log = lambda *args, **kwargs: None
+    factors = []
+    for seed in (3, 4):
+        module.training_step(Unlabelled(5, seed=seed)[torch.arange(5)], 0)
+        factors.append(module.target.head.patch_scale.item())
+    assert factors[0] == factors[1] != 1
+
+
 def test_a_teacher_draws_anew_in_every_epoch(target, grid):
     module, epochs = build(target, grid, TEACHERS["coalitions"]), []
     draw = module.labels._draw
