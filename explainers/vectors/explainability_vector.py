@@ -255,7 +255,6 @@ class MethodLabels:
     provides = ("explained", "shapley")
     entries = ("image",)
     classes = "predicted"
-    forward_passes = 3  # one, and a backward pass
 
     def __init__(self, model: TargetModel, grid: PatchGrid, method: str = "DecompX-PLUS") -> None:
         model.check_grid(grid)
@@ -263,6 +262,7 @@ class MethodLabels:
         self.grid = grid
         self.method = method
         self.map: Any = build(method, model, grid)
+        self.forward_passes = 1 + getattr(self.map, "forward_passes", 1)
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
         with torch.no_grad():

@@ -41,8 +41,8 @@ def test_rank_correlation_is_scipys(values):
 
 
 def test_a_constant_heatmap_counts_as_uncorrelated_and_a_constant_reference_is_left_out():
-    heatmaps, reference = torch.randn(5, 4, 4), torch.randn(5, 4, 4)
-    heatmaps[3], reference[4] = 1, 2
+    heatmaps, reference = torch.randn(6, 4, 4), torch.randn(6, 4, 4)
+    heatmaps[3], reference[4:], heatmaps[5] = 1, 2, 1
     metric = RankCorrelation()
     metric.update(heatmaps, reference)
     expected = [spearmanr(heatmaps[i].flatten(), reference[i].flatten()).statistic for i in range(3)]
