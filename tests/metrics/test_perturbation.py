@@ -195,7 +195,7 @@ def test_accuracies_of_images_without_labels_are_left_out(logits, pictures, scor
 
 
 def test_of_equal_logits_the_first_are_the_highest_and_a_label_of_no_class_is_never_correct():
-    answers = torch.tensor([[1.0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0], [0.0] * 12]).expand(5, -1, -1)
+    answers = torch.tensor([[1.0, 2, 2, 0, 0, 0, 0, 0, 0], [0.0] * 9]).expand(5, -1, -1)
     labels = torch.tensor([1, 2, 7, 12, -1])
     ends = perturbation_sweep(lambda keep: answers, torch.arange(5)[:, None], 0 * labels, 2, labels)
     whole, empty = ends[:, QUANTITIES.index("correct") :, 0].unbind(-1)  # (5, 3) each

@@ -169,12 +169,6 @@ def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
     assert not (path.parent / "results_earlier.json").exists()
 
 
-def test_fresh_measures_all_again(path):
-    before = path.read_text()
-    assert ResultsFile(path, CONFIG, DATA, fresh=True).kept == {}
-    assert (path.parent / "results_earlier.json").read_text() == before
-
-
 @pytest.mark.parametrize("key", ["explainers.tve.weights", "tasks.odd.head", "target.checkpoint_path"])
 def test_weights_count_by_what_is_in_their_file(tmp_path, key):
     weights, elsewhere = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
