@@ -82,7 +82,8 @@ def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: Res
     callbacks = [CheckSharedFolder(run_dir()), labels, *pictures, *progress, unfinished]
     trainer = build_trainer(cfg.trainer, callbacks=callbacks, logger=build_all(cfg.get("logger")))
     trainer.test(evaluation, images, verbose=False)
-    print_corrupt(task, images.dataset("test"), trainer)
+    if hasattr(images, "dataset"):  # FFCV has none
+        print_corrupt(task, images.dataset("test"), trainer)
     file.add(task, evaluation)
     unfinished.remove()
 

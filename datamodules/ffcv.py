@@ -204,10 +204,6 @@ class FFCV(LightningDataModule):
         shard = Shard(range(samples), division.world_size, division.rank)  # type: ignore[arg-type]
         return self._loader(path, shard, self.eval_batch_size)
 
-    def dataset(self, split: str) -> range:
-        """The positions of the samples of a split, which has no torch data set."""
-        return range(self.size(split))
-
     def size(self, split: str) -> int:
         """Number of images of a split."""
         return self._file(split)[1]

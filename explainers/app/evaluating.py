@@ -14,9 +14,10 @@ from explainers.app.photos import Images, Photo, list_photos
 from explainers.app.session import Classes, Session
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.evaluation.evaluation import Evaluation, measure
-from explainers.evaluation.result import CURVES, EvaluationResult, list_columns
+from explainers.evaluation.result import COST_COLUMNS, CURVES, EvaluationResult
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.curves import Curve
+from explainers.metrics.perturbation import curve_columns
 from explainers.models.names import find_image_classes
 from explainers.posthoc import build
 from explainers.posthoc.defaults import COMPARED_METHODS
@@ -111,7 +112,8 @@ def measure_photos(
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"after {len(names)} of {len(photos)} images")
         raise
-    return EvaluationResult(numbers, scores.rows, names, list_columns(settings.curves), asdict(session.transform))
+    columns = curve_columns(settings.curves) | COST_COLUMNS
+    return EvaluationResult(numbers, scores.rows, names, columns, asdict(session.transform))
 
 
 def add_default_methods(session: Session) -> list[Session]:

@@ -15,11 +15,7 @@ from explainers.results.reading import ImageScores
 class EvaluationModule(LightningModule):
     """Measures explainers in `Trainer.test`; afterwards `results` holds the numbers of each, `scores` those of images.
 
-    Args:
-        target: the model to explain and to perturb.
-        explainers: name → explainer of this target, on the grid of the settings.
-        settings: what is measured.
-        measured: names of the explainers to measure; `None` measures all. The reference may be none of them.
+    For arguments see `Measurement`.
     """
 
     def __init__(

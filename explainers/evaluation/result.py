@@ -10,7 +10,6 @@ from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.masking import PatchGrid
 from explainers.metrics.cost import Passes
 from explainers.metrics.curves import Curve
-from explainers.metrics.perturbation import curve_columns
 from explainers.models import TargetModel
 from explainers.posthoc import build
 from explainers.posthoc.defaults import build_quick_method
@@ -19,6 +18,7 @@ CURVES: tuple[Curve, ...] = ("fidelity_plus", "fidelity_minus")
 """The curves that are measured where none are named."""
 
 COST_COLUMNS = {"seconds_per_image": "s/image ↓", "forward_passes": Passes.column}
+"""Number → title of its column, of what an explanation costs."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -53,7 +53,8 @@ def text_table(numbers: Mapping[str, Mapping[str, Any]], columns: Mapping[str, s
         title: above the names of the explainers.
 
     >>> row = {"fidelity_plus": 0.51, "fidelity_plus_error": 0.02, "fidelity_minus": 0.1}
-    >>> print(text_table({"AnyHead": row}, curve_columns(CURVES), "32 validation images"))
+    >>> titles = {"fidelity_plus": "Fidelity⁺ ↑", "fidelity_minus": "Fidelity⁻ ↓"}
+    >>> print(text_table({"AnyHead": row}, titles, "32 validation images"))
     32 validation images    Fidelity⁺ ↑    Fidelity⁻ ↓
     AnyHead                0.510 ± .020          0.100
     """
@@ -69,12 +70,7 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
         return "–"
     if isinstance(row[key], int):
         return str(row[key])
-    return f"{row[key]:.3f}" + (f" ± {row[f'{key}_error']:.3f}".replace("0.", ".") if f"{key}_error" in row else "")
-
-
-def list_columns(curves: Sequence[str], cost: bool = True) -> dict[str, str]:
-    """Number → title of its column, of curves, and of what an explanation costs."""
-    return curve_columns(curves) | (COST_COLUMNS if cost else {})
+    return f"{row[key]:.3f}" + (f" ± {row[f'{key}_error']:.3f}".replace(" 0.", " .") if f"{key}_error" in row else "")
 
 
 def build_baselines(target: TargetModel, grid: PatchGrid) -> dict[str, nn.Module]:
@@ -108,5 +104,5 @@ def measure_beside_baselines(explainer: Any, batches: Iterable[Tensor], levels: 
     explainers = {type(explainer).__name__: explainer, **build_baselines(explainer.target, explainer.grid)}
     settings = Evaluation(explainer.grid, CURVES, levels, localization=(), agreement=())
     results, _ = measure(explainer.target, explainers, ({"image": images} for images in batches), settings)
-    keys = [key for name in list_columns(CURVES, cost=False) for key in (name, f"{name}_error")]
+    keys = [key for name in CURVES for key in (name, f"{name}_error")]
     return {name: {key: float(row[key]) for key in keys if key in row} for name, row in results.items()}

@@ -102,7 +102,6 @@ class RelativeError(Ratios):
     """E-RMSE divided by the standard deviation of the reference heatmaps (B, rows, columns) around the mean of each.
 
     A constant heatmap with the sum of the reference scores 1. Unlike E-RMSE, it can be compared between references.
-
     """
 
     higher_is_better = False

@@ -111,11 +111,7 @@ def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tenso
     objects, foreground = truth.flatten(1), res > res.double().mean(1, keepdim=True)
     intersection, union = (area.double().mean(1) for area in (foreground & objects, foreground | objects))
     precision = _average_precision(torch.cat([res, -res], 1), torch.cat([objects, ~objects], 1))
-    return (
-        _drop_missing(intersection, truth),
-        _drop_missing(union, truth),
-        _drop_missing(precision, truth),
-    )
+    return _drop_missing(intersection, truth), _drop_missing(union, truth), _drop_missing(precision, truth)
 
 
 def _upsample(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -282,14 +278,9 @@ LOCALIZATIONS: dict[str, Any] = {
 
 
 class Localization(MetricCollection):
-    """The metrics of `LOCALIZATIONS` with the given names, and their standard errors; `compute` leaves out NaN."""
+    """The metrics of `LOCALIZATIONS` with the given names."""
 
     @checks_choices
     def __init__(self, names: Sequence[Localized] = ("pointing_game", "average_precision", "segmentation")) -> None:
         # Compute groups would merge metrics whose states happen to be equal after the first batch
         super().__init__({name: LOCALIZATIONS[name]() for name in names}, compute_groups=False)
-
-    def compute(self) -> dict[str, Tensor]:
-        means = {name: metric for name, metric in self.items() if isinstance(metric, MeanOfImages)}
-        results = super().compute() | {f"{name}_error": metric.standard_error() for name, metric in means.items()}
-        return {name: number for name, number in results.items() if not number.isnan()}

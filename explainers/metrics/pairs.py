@@ -47,7 +47,7 @@ def paired_differences(numbers: Tensor) -> Pairs:
     (1.5, 0.919, 0.125)
     """
     needs("scipy", "methods", "the comparison of explainers")
-    from scipy.special import stdtr, stdtrit  # here, because explaining images does without it
+    from scipy.special import stdtr, stdtrit
 
     numbers = numbers.double()
     columns = [numbers[:, [i]] - numbers for i in range(numbers.shape[1])]  # one explainer minus all, (images, n)
@@ -74,7 +74,8 @@ def sign_test(differences: Tensor) -> Tensor:
     >>> sign_test(torch.tensor([[1.0, 0.5], [1.0, 0.5], [1.0, 0.0], [1.0, -0.5], [1.0, 0.5]])).tolist()
     [0.0625, 0.625]
     """
-    from scipy.special import bdtr  # here, because explaining images does without it
+    needs("scipy", "methods", "the comparison of explainers")
+    from scipy.special import bdtr
 
     rounded = differences.nan_to_num()
     rounded = (rounded / (RESOLUTION * rounded.abs().amax(0)).clamp(min=1e-300)).round()

@@ -26,7 +26,6 @@ def add_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tensor
 
     Returns:
         uint8, (B, C, H, W).
-
     """
     if not 1 / 255 <= radius <= 1:
         raise InputError(
@@ -62,7 +61,6 @@ def max_sensitivity(
 
     Returns:
         float64, (B,); NaN for a heatmap of zeros, which has no relative change.
-
     """
     check_positive(draws=draws)
     norms = heatmaps.double().flatten(1).norm(dim=1)
@@ -82,7 +80,6 @@ def random_weights(module: nn.Module, seed: int = 0) -> dict[str, Tensor]:
 
     Returns:
         Name of each floating-point parameter → new values; the module is not changed.
-
     """
     return {
         name: _redraw(parameter.detach(), f"{seed} {name}")
@@ -103,7 +100,6 @@ def replace_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
     """Replace the values of some parameters inside this context; on exit, also by an exception, restore them exactly.
 
     The module is changed in place, so that every object that holds it uses the new values of `random_weights`.
-
     """
     parameters = dict(module.named_parameters())
     before = {name: parameters[name].detach().clone() for name in weights}

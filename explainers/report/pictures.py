@@ -125,7 +125,8 @@ class Pictures(Callback):
         index = sorted(rows["image"])
         tensors = {key: torch.stack([values[i] for i in index]) for key, values in rows.items()}
         names = class_names(pl_module.target, trainer.datamodule.class_names("test"))
-        files = image_names(trainer.datamodule.dataset("test"), index)
+        data = trainer.datamodule
+        files = image_names(data.dataset("test") if hasattr(data, "dataset") else None, index)
         signed = {
             name: bool((tensors[f"heatmaps/{name}"] < 0).any()) if own is None else own
             for name, own in self.signed.items()

@@ -146,8 +146,7 @@ class ResultsFile:
         if not is_first_process():
             return
         for task, names in self.kept.items():
-            if task in self.settings and names:
-                print(f"{task}: not measured again: {', '.join(names)}; {self.path} has it (fresh=true measures all)")
+            print(f"{task}: not measured again: {', '.join(names)}; {self.path} has it (fresh=true measures all)")
         for what, difference in self.changed.items():
             print(f"{what}: measured again, its settings differ: {difference}")
 

@@ -108,7 +108,7 @@ class ExplainabilityVector(LightningModule):
         found = None if vector is None else find_vector(vector, target)
         sources = list_sources(predicting, explaining) if found is None else {}
         values = lambda_2 if isinstance(lambda_2, Sequence) else [lambda_2]
-        self.points = sweep_points(lambda_1, values, ratios, len(sources))
+        self.points = sweep_points(lambda_1, values, ratios, len(sources) or 1)
         check_range(0, tolerance=tolerance, restore=restore)
         check_range(1, grid.num_patches, k=k)
         self.keeps_unchanged = 0 in values
@@ -132,7 +132,6 @@ class ExplainabilityVector(LightningModule):
             reading = header["head"]
         self.model.target.head.read_as(reading)
         self.model.requires_grad_(False)
-        self.patch_scale = self.model.target.head.patch_scale.item()
         self.register_buffer("projection", self.model.target.head.projection, persistent=False)
         self.restorations: dict[Point, Tensor] = {}
         self.teacher = exported_target(target, onto).requires_grad_(False)
@@ -153,15 +152,13 @@ class ExplainabilityVector(LightningModule):
         return self.model(images, classes)
 
     def _load(self, point: Point) -> TargetModel:
-        """Load the weights of a point into the model, its projection and the scale of its attributions."""
+        """Load the weights of a point into the model, and its projection."""
         states = (self.theta_base, self.theta_onto, *self.taus)  # moved to the device in the first call
         states = tuple({name: value.to(self.device) for name, value in state.items()} for state in states)
         self.theta_base, self.theta_onto, *self.taus = states
         weights = transfer(self.theta_base, self.theta_onto, self.tau(point), *point[:2])
         self.model.target.backbone.load_state_dict(weights)
-        head = self.model.target.head
-        head.projection = restore_projection(self.projection, self.restorations.get(point))
-        head.patch_scale.fill_(self.patch_scale)
+        self.model.target.head.projection = restore_projection(self.projection, self.restorations.get(point))
         return self.model.target
 
     def tau(self, point: Point) -> State:
@@ -258,7 +255,6 @@ class MethodLabels:
     provides = ("explained", "shapley")
     entries = ("image",)
     classes = "predicted"
-    forward_passes = 3  # one, and a backward pass
 
     def __init__(self, model: TargetModel, grid: PatchGrid, method: str = "DecompX-PLUS") -> None:
         model.check_grid(grid)
@@ -266,6 +262,7 @@ class MethodLabels:
         self.grid = grid
         self.method = method
         self.map: Any = build(method, model, grid)
+        self.forward_passes = 1 + getattr(self.map, "forward_passes", 1)
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
         with torch.no_grad():

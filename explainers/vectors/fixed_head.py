@@ -138,8 +138,8 @@ def fix_own_head(target: TargetModel, reading: Reading, patch_scale: float) -> F
     """Fix a model's own linear head. Its rows are centred, which changes no probability."""
     if not isinstance(target.head, nn.Linear):
         raise InputError(
-            f"expected a linear head to keep, got {type(target.head).__name__} of {target.name}: set"
-            " module.projection, or fit a head with experiment=linear_head"
+            f"expected a linear head to keep, got {type(target.head).__name__} of {target.name}: fit one with"
+            " `python train.py experiment=linear_head`; a training also takes module.projection"
         )
     weight = target.head.weight.detach()
     weight = weight - weight.mean(0)

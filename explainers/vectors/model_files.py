@@ -177,9 +177,7 @@ def _read_parent(role: str, path: str, target: TargetModel) -> Parent:
             f" from another base model ({identity.get('base_sha256', '')[:12]}) in {path}"
         )
     fixed = _fixed_head(identity, weights, path)
-    fixed.read_paths(())  # how patches are read changes no logit
-    fixed.reading = "patch"
-    fixed.patch_scale.fill_(1)
+    fixed.read_as({"reading": "patch", "patch_scale": 1, "blocks": ()})  # how patches are read changes no logit
     head = {
         "num_classes": fixed.out_features,
         "head_architecture_sha256": architecture_hash(fixed),

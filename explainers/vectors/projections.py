@@ -96,9 +96,14 @@ def some_images(data: Any, split: str, limit: int, batch_size: int = 32) -> Iter
     """Batches of readable images of a split of a datamodule, at most `limit` ones, evenly spaced in the data set.
 
     Raises:
-        InputError: if no image can be read.
+        InputError: if no image can be read, or only whole batches, as by FFCV.
     """
     check_positive(limit=limit, batch_size=batch_size)
+    if not hasattr(data, "dataset"):
+        raise InputError(
+            f"expected data that reads single images, got {type(data).__name__}: take a folder of images, such as"
+            " data=imagenet_folder"
+        )
     dataset = data.dataset(split)
     count = min(limit, len(dataset))
     images = Subset(dataset, [i * len(dataset) // count for i in range(count)])

@@ -138,7 +138,7 @@ class SelfExplaining(TrainingModule):
         scale: see `FixedHead`.
         reading: see `FixedHead`; `saved` keeps the reading of `weights`, and is `patch` without weights.
         patch_scale: see `FixedHead`; `None` computes it from the first batch of a teacher of `explainers.anyhead`, so
-            that the vectors c_z have the size that it expects.
+            that the vectors c_z have the size that it expects. Another value has no effect beside `weights`.
         alpha: α, in (0, 1].
         predictions: what L_predict compares with, see `Predictions`.
         labels: builds the source of the attributions to learn, from the teacher and the grid; not used with α = 1.

@@ -34,15 +34,10 @@ def available() -> Catalogue:
     return list_shipped(VECTOR_COMMANDS, VECTOR)
 
 
-def pack(tau: State, share: float = 0.5) -> dict[str, Tensor]:
-    """Keep the largest entries of a vector, as float16: `<name>.values`, and `<name>.bits` with a bit for every entry.
-
-    Args:
-        tau: the vector.
-        share: share of the entries other than 0 that are kept.
-    """
+def pack(tau: State) -> dict[str, Tensor]:
+    """Keep the largest half of a vector, as float16: `<name>.values`, and `<name>.bits` with a bit for every entry."""
     packed = {}
-    for name, value in keep_largest(tau, share).items():
+    for name, value in keep_largest(tau, share=0.5).items():
         flat = value.cpu().flatten()
         if flat.any():
             packed[f"{name}.values"] = flat[flat != 0].half()
@@ -72,7 +67,7 @@ def unpack(packed: State, like: State) -> dict[str, Tensor]:
     return tau
 
 
-def save_vector(trained: str | Path, base: TargetModel, path: Path, lambda_2: float, share: float = 0.5) -> Path:
+def save_vector(trained: str | Path, base: TargetModel, path: Path, lambda_2: float) -> Path:
     """Write the vector of a self-explaining model that was trained from a base model, to a file that stands alone.
 
     Args:
@@ -80,7 +75,6 @@ def save_vector(trained: str | Path, base: TargetModel, path: Path, lambda_2: fl
         base: the base model.
         path: the file to write.
         lambda_2: the λ₂ to recommend.
-        share: see `pack`.
     """
     identity, weights = read_weights(trained)
     own = base.backbone_identity()
@@ -96,7 +90,7 @@ def save_vector(trained: str | Path, base: TargetModel, path: Path, lambda_2: fl
         "head": head.describe_reading(),
         "lambda_2": lambda_2,
     }
-    return save_weights(pack(vector(part(weights, "backbone"), base.backbone.state_dict()), share), path, header)
+    return save_weights(pack(vector(part(weights, "backbone"), base.backbone.state_dict())), path, header)
 
 
 def find_vector(name: str | Path, target: TargetModel, limits: Mapping[str, float] = ROUNDED) -> tuple[Path, Identity]:

@@ -13,6 +13,9 @@ from benchmarks.papers.approximation import TwoPointStudy
 from datamodules.digits import Digits
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.result import text_table
+from explainers.evaluation.sweep import PROBES
+from explainers.masking import PatchGrid
 from explainers.posthoc.baselines import Chance
 from explainers.report.tables import markdown, rows
 from explainers.running.trainer import LabelsAsLogits
@@ -66,11 +69,13 @@ class Sick(nn.Module):
         return heatmaps
 
 
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_heatmaps_that_are_no_numbers_are_refused_and_their_explainer_is_named(build, target, grid, digits, value):
-    module = build(target, grid, {"chance": Chance(None, grid), "sick": Sick(value)})
-    with pytest.raises(InputError, match=r"^expected finite heatmaps, got NaN or infinity from sick: leave it out, or"):
-        measure(module, digits)
+def test_heatmaps_that_are_no_numbers_are_refused_and_their_explainer_is_named(build, target, grid, digits):
+    for value in (torch.nan, -torch.inf):
+        module = build(target, grid, {"chance": Chance(None, grid), "sick": Sick(value)})
+        with pytest.raises(
+            InputError, match="^expected finite heatmaps, got NaN or infinity from sick: leave it out, or"
+        ):
+            measure(module, digits)
     measure(build(target, grid, {"sick": Sick(1e30)}), digits)
 
 
@@ -86,13 +91,13 @@ def test_a_target_with_a_single_class_is_refused(build, target, grid):
         build(target, grid, {})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["keys", "forward", "a.b", "", "parts", "ViT/B"])
-def test_an_explainer_may_have_any_name(build, target, grid, digits, name):
-    module = build(target, grid, {"chance": Chance(None, grid), name: (other := Chance(None, grid, seed=1))})
-    assert other in module.modules() and module.forward_passes[name] == 0
+def test_an_explainer_may_have_any_name(build, target, grid, digits):
+    names = ["keys", "forward", "a.b", "", "parts", "ViT/B"]
+    explainers = {name: Chance(None, grid, seed) for seed, name in enumerate(names)}
+    module = build(target, grid, explainers)
+    assert {*explainers.values()} <= {*module.modules()} and not any(module.forward_passes[name] for name in names)
     results = measure(module, digits)[0].results
-    assert {"chance", name} <= results.keys() and results[name] != results["chance"]
+    assert len({str(results[name]) for name in names}) == len(names)
 
 
 def test_the_name_of_equation_3_is_taken_in_a_study(target, grid):
@@ -149,6 +154,7 @@ def test_a_single_image_has_no_standard_error_in_results_and_tables(target, grid
     table = markdown(rows({"digit": one.results}, one.columns))
     assert f"{one.results['chance']['fidelity_plus']:.3f} " in table and "±" not in table
     assert markdown(rows({"digit": several.results}, several.columns)).count("±") == 4
+    assert text_table({"a": {"x": 100.0, "x_error": 10.02}}, {"x": "X"}, "").endswith(" 100.000 ± 10.020")
 
 
 def test_k_is_checked_where_iou_reads_it(grid):
@@ -156,6 +162,14 @@ def test_k_is_checked_where_iou_reads_it(grid):
         with pytest.raises(InputError, match=f"^expected k from 1 to 16, got k={k}$"):
             Evaluation(grid, agreement=["iou"], k=k)
     assert Evaluation(grid, agreement=["e_rmse"], k=17).k == 17
+
+
+def test_only_groups_of_patches_need_many_patches(make_target, digits):
+    target, grid, probes = make_target(num_classes=10, patch_size=16), PatchGrid(32, 16), {*PROBES} - {"saco"}
+    results = measure(Evaluation(grid, levels=3, probes=[*probes])(target, {"chance": Chance(None, grid)}), digits)[0]
+    assert probes <= results.results["chance"].keys()
+    with pytest.raises(InputError, match=r"^probes=saco needs 10 patches or more, got 4: leave it out, or take"):
+        Evaluation(grid, probes=["saco"])(target, {})
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from datamodules.digits import Digits
 from explainers import Details
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.sweep import PROBES
 from explainers.posthoc import RISE, ViTCX
 from explainers.posthoc.baselines import Chance
 from explainers.saved.identity import weights_hash
@@ -73,8 +74,7 @@ def by_hand(target, grid, samples, explain, classes, fill=0.0):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("classes", ["predicted", "label"])
-@pytest.mark.parametrize("removal", ["zero", "black"])
+@pytest.mark.parametrize(("classes", "removal"), [("predicted", "zero"), ("label", "black")])
 def test_results_are_those_computed_by_hand(target, grid, digits, classes, removal):
     results, logged = evaluate(target, grid, digits, classes=classes, removals=[removal], reference="oracle")
     assert results.keys() == {"chance", "oracle"}
@@ -189,17 +189,7 @@ def test_scores_are_the_numbers_of_single_images_in_the_order_of_the_data(target
 
 @pytest.mark.parametrize("until", [1.0, 0.5])
 def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, monkeypatch, until):
-    probes = [
-        "saco",
-        "infidelity",
-        "max_sensitivity",
-        "randomisation",
-        "road",
-        "average_drop",
-        "average_increase",
-        "arcc",
-    ]
-    settings = Evaluation(grid, levels=5, until=until, probes=probes)
+    settings = Evaluation(grid, levels=5, until=until, probes=list(PROBES))
     evaluation = settings(target, {"rise": RISE(target, grid, masks=9)})
     made, forward = [], target.backbone.forward_features
     monkeypatch.setattr(target.backbone, "forward_features", lambda x: made.append(len(x)) or forward(x))

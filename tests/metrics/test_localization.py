@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.metrics.localization import (
+    LOCALIZATIONS,
     THRESHOLDS,
     BoxAccuracy,
     Localization,
@@ -17,6 +18,7 @@ from explainers.metrics.localization import (
     hits,
     segmentation,
 )
+from explainers.metrics.means import collect_scores, numbers
 
 
 def peak_at(row, column, side):
@@ -37,6 +39,13 @@ def truth(heatmaps):
     """Objects in images of 8 × 16 pixels, some of them where the heatmap is high."""
     pixels = F.interpolate(heatmaps[:, None], (8, 16))[:, 0]
     return pixels + 2 * torch.randn(6, 8, 16) > torch.tensor([0.0, 1, -1, 0, 2, 0])[:, None, None]
+
+
+def located(heatmaps, truth, names=("pointing_game", "average_precision", "segmentation")):
+    """The numbers of an evaluation."""
+    metrics = {"localization": Localization(names)}
+    metrics["localization"].update(heatmaps, truth)
+    return numbers(metrics, collect_scores(metrics))
 
 
 def mean_and_error(values):
@@ -124,8 +133,7 @@ def test_equal_scores_segment_nothing():
 
 
 def test_a_batch_has_the_numbers_and_errors_of_the_loops(heatmaps, truth):
-    metric = Localization()
-    metric.update(heatmaps, truth)
+    found = located(heatmaps, truth)
     pairs = list(zip(heatmaps, truth, strict=True))
     correct, areas, precision = zip(*[slow.segmented(*pair) for pair in pairs], strict=True)
     ranked = [slow.average_precision(slow.nearest(heatmap, 8, 16), mask.flatten().tolist()) for heatmap, mask in pairs]
@@ -136,19 +144,15 @@ def test_a_batch_has_the_numbers_and_errors_of_the_loops(heatmaps, truth):
         "mean_iou": slow.mean_iou(areas),
         "mean_average_precision": mean_and_error(precision),
     }
-    found = metric.compute()
-    assert found.keys() == {*expected, *(f"{name}_error" for name in expected)}
-    for name, numbers in expected.items():
-        assert (found[name].item(), found[f"{name}_error"].item()) == pytest.approx(numbers, rel=1e-6), name
+    of_images = expected.keys() - {"mean_iou"}
+    assert found.keys() == {*expected, *(f"{name}_error" for name in expected), *(f"{name}_sd" for name in of_images)}
+    for name, values in expected.items():
+        assert (found[name], found[f"{name}_error"]) == pytest.approx(values, rel=1e-6), name
 
 
 def test_without_any_object_there_is_nothing_to_measure(heatmaps):
     nothing = torch.zeros(6, 8, 8, dtype=torch.bool)
-    metric, game = Localization(), PointingGame()
-    metric.update(heatmaps, nothing)
-    game.update(heatmaps, nothing)
-    assert metric.compute() == {}
-    assert game.compute().isnan()
+    assert located(heatmaps, nothing, list(LOCALIZATIONS)) == {}
     assert all(numbers.isnan().all() for numbers in segmentation(heatmaps, nothing))
 
 
@@ -221,6 +225,4 @@ def test_equal_scores_are_the_whole_image():
     truth = torch.zeros(2, 28, 28, dtype=torch.bool)
     truth[0, :20] = True
     truth[1, :5] = True
-    metric = Localization(["box_accuracy"])
-    metric.update(torch.full((2, 7, 7), 0.3), truth)
-    assert metric.compute()["box_accuracy"] == 0.5
+    assert located(torch.full((2, 7, 7), 0.3), truth, ["box_accuracy"])["box_accuracy"] == 0.5

@@ -17,6 +17,7 @@ from explainers.metrics import (
     TopOverlap,
 )
 from explainers.metrics.agreement import BestFactor, RelativeError, RootMeanSquaredError
+from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.error_bound import ErrorBound
 from explainers.metrics.localization import Localization, Segmentation
@@ -59,6 +60,8 @@ def test_each_image_keeps_its_place_in_every_metric():
     scores = collect_scores(metrics)
     assert scores.pop("nothing").tolist() == []
     torch.testing.assert_close(scores["given"], VALUES.double(), equal_nan=True)
+    one.kept = VALUES.double()  # as torchmetrics joins the states of processes
+    torch.testing.assert_close(one.rows()[:, 0], scores["given"], equal_nan=True)
     for name, missing in {"deletion_drop": 2, "aopc_drop": 2, "pixel_accuracy": 3, "pointing_game": 3}.items():
         assert scores[name].isnan().nonzero().flatten().tolist() == [missing], name
     assert "mean_iou" not in scores  # of all images together
@@ -81,6 +84,13 @@ def test_accuracy_counts_labelled_images_alone():
     metric.update(predicted, torch.tensor([0, 1, 1, -1, -1, 2]))
     unlabelled.update(predicted, torch.full((6,), -1))
     assert metric.compute().item() == pytest.approx(3 / 4) and unlabelled.compute().isnan()
+
+
+def test_costs_have_the_largest_memory_and_passes_of_no_image_are_none():
+    cost = Cost()
+    for memory in (0.5, 2.0, 1.0):
+        cost.update(images=4, seconds=0.5, memory=memory)
+    assert cost.compute() == {"images_per_second": 8, "peak_memory": 2} and Passes().compute() == 0
 
 
 HEATMAPS, LABELS = torch.randn(2, 5, 4, 4), torch.tensor([0, -1, 1, 4, -1])

@@ -160,11 +160,6 @@ def test_a_task_of_other_settings_is_measured_again_and_the_others_are_not(path)
     assert [record["measured"] for record in content["runs"]] == [{"loop": ["tve"]}, {"odd": ["tve"]}]
 
 
-def test_a_task_of_changed_images_is_measured_again(path):
-    edited = DATA | {"odd": DATA["odd"] | {"image": "edited"}}
-    assert ResultsFile(path, CONFIG, edited).changed.keys() == {"odd"}
-
-
 def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
     config = changed("tasks", {"digit": {"head": None, "data": {}}})
     file = ResultsFile(path, config, DATA)
@@ -172,12 +167,6 @@ def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
     content = written(path)
     assert content["results"].keys() == content["config"]["tasks"].keys() == {"digit", "odd", "loop"}
     assert not (path.parent / "results_earlier.json").exists()
-
-
-def test_fresh_measures_all_again(path):
-    before = path.read_text()
-    assert ResultsFile(path, CONFIG, DATA, fresh=True).kept == {}
-    assert (path.parent / "results_earlier.json").read_text() == before
 
 
 @pytest.mark.parametrize("key", ["explainers.tve.weights", "tasks.odd.head", "target.checkpoint_path"])

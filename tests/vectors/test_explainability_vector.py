@@ -21,7 +21,7 @@ from explainers.vectors.model_files import exported_target
 from explainers.vectors.task_arithmetic import transfer, vector
 
 LABELS = partial(ShapleyLabels, budget=20)
-SWEEP = [i / 10 for i in range(21)]
+SWEEP = [0.0, 0.3, 0.7, 1.0, 2.0]
 MEASURED = ("accuracy", "e_rmse", "iou", "rank_correlation")
 
 

@@ -22,7 +22,9 @@ METHOD = partial(MethodLabels, method="DecompX-PLUS")
 
 
 class Unlabelled(Marked):
-    """Images whose labels are unknown."""
+    """Without classes, as `unlabelled_images`."""
+
+    classes = ()
 
     def __getitem__(self, index):
         return super().__getitem__(index) | {"label": torch.full_like(torch.as_tensor(index), -1)}
@@ -43,6 +45,7 @@ def test_the_reference_is_the_heatmap_of_the_predicted_class(target, grid, three
     expected = build_method("DecompX-PLUS", model, grid)(images, predicted).flatten(1)
     assert torch.equal(rows["explained"], predicted)
     torch.testing.assert_close(rows["shapley"], expected)
+    assert labels.forward_passes == 2 and MethodLabels(model, grid, "RISE").forward_passes == 4001  # and the prediction
     assert set(rows) == set(labels.provides) and labels.key()["source"] == "heatmaps by DecompX-PLUS"
 
 

@@ -16,7 +16,7 @@ from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.models.fetching import save_target
 from explainers.saved.identity import weights_hash
-from explainers.saved.weights import read_weights
+from explainers.saved.weights import read_weights, save_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.sources import Pixels
 from explainers.vectors.fixed_head import FixedHead
@@ -102,6 +102,8 @@ def test_a_heatmap_explains_the_class_that_was_asked_for_or_the_predicted_one(ta
                 unit = patches[image, patch] / patches[image, patch].norm()
                 expected = unit @ model.head.weight[answered[image]]
                 torch.testing.assert_close(heatmaps[image, patch // 4, patch % 4], expected)
+    with pytest.raises(InputError, match=r"the grid cuts 32 × 32 images; got \(32, 16\)"):
+        module(images[..., :16])
 
 
 def test_a_heatmap_of_a_score_compares_the_class_with_the_likely_others(target, grid, twin, images):
@@ -202,7 +204,8 @@ def test_an_exported_model_comes_back_with_what_it_is(target, grid, twin, images
     assert identity["target"]["backbone_sha256"] != identity["base_sha256"]
     assert not again.training and again.num_classes == 3
     assert torch.equal(again(images), module.target(images))
-    explainer = SelfExplaining(target, grid, alpha=1, weights=str(path)).eval()
+    explainer = SelfExplaining(target, grid, alpha=1, weights=str(path))
+    assert explainer.target.training and not explainer.eval().target.training  # a training goes on in its mode
     assert torch.equal(explainer.predict_and_explain(images)[1], module.predict_and_explain(images)[1])
     assert torch.equal(exported_target(copy.deepcopy(target).backbone, path)(images), again(images))
 
@@ -227,3 +230,7 @@ def test_the_file_of_another_architecture_or_of_something_else_is_refused(make_m
     for name in ("target", "any"):
         with pytest.raises(InputError, match=rf"model.safetensors of a self-explaining model, got .*{name}\.safe"):
             exported_target(target, tmp_path / f"{name}.safetensors")
+    identity, weights = read_weights(twin)
+    whole = save_weights(weights | {"backbone.norm.weight": torch.ones(24).int()}, tmp_path / "whole", identity)
+    with pytest.raises(InputError, match="expected floating-point weights in .*, got int32 for backbone.norm.weight"):
+        exported_target(target, whole)

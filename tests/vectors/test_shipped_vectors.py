@@ -20,7 +20,7 @@ from explainers.models.heads import ProjectedHead
 from explainers.saved.weights import read_header, read_tensors, read_weights, save_tensors
 from explainers.share import catalogue
 from explainers.training.state_dicts import part
-from explainers.vectors import available
+from explainers.vectors import adding, available
 from explainers.vectors.fixed_head import FixedHead, embed_as_read
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -179,10 +179,12 @@ def test_only_models_that_were_fine_tuned_from_the_base_take_its_vector(shipped,
         explainers.add_vector(tuned(), lambda_2="most")
     with pytest.raises(InputError, match="^images= needs 2 images or more, .*, got 1"):
         explainers.add_vector(tuned(), images=images[:1])
+    with pytest.raises(InputError, match="^expected a linear head to keep, got Sequential of .*: fit one with `python"):
+        explainers.add_vector(TargetModel(tuned(), torch.nn.Sequential(torch.nn.Linear(24, 2))))
 
 
 @torch.no_grad()
-def test_unlabelled_images_choose_lambda_2_and_hold_the_predictions(shipped, caplog):
+def test_unlabelled_images_choose_lambda_2_and_hold_the_predictions(shipped, caplog, monkeypatch):
     model, images = tuned(), Unlabelled(40, seed=4)[torch.arange(40)]["image"]
     with caplog.at_level(logging.WARNING):
         module = explainers.add_vector(model, images=images)
@@ -191,6 +193,10 @@ def test_unlabelled_images_choose_lambda_2_and_hold_the_predictions(shipped, cap
     moved = [explainers.add_vector(model, 1.0, images=given)(images)[0].log_softmax(-1) for given in (None, images)]
     far, near = ((before.exp() * (before - after)).sum(-1).mean() for after in moved)
     assert near < 0.5 * far
+    divergences = []
+    monkeypatch.setattr(adding, "summary", lambda sweep, *_: divergences.extend(row["divergence"] for row in sweep))
+    explainers.add_vector(model, images=images)
+    assert divergences[0] == 0 < min(divergences[1:])  # from the model without the vector
 
 
 def test_a_sweep_takes_a_shipped_vector_in_place_of_a_source(shipped, source, target, grid, three_files, tmp_path):
@@ -204,6 +210,8 @@ def test_a_sweep_takes_a_shipped_vector_in_place_of_a_source(shipped, source, ta
     assert len(read_header(module.export(tmp_path / "run"))["vector_sha256"]) == 64
     with pytest.raises(InputError, match=f"^vector=shipped does not fit {NAME}: the weights are not those"):
         vector_module(timm_model(seed=9, as_target=True), grid, three_files | taken)
+    with pytest.raises(InputError, match=r"^expected lists of 1 numbers in module\.ratios, .* null for a single one"):
+        vector_module(target, grid, three_files | taken, ratios=[[1.0]])
     cfg = composed("experiment=explainability_vector", "vector=shipped", folder=tmp_path)
     assert cfg.module.vector == "shipped" and cfg.module.lambda_2[0] == 0
 

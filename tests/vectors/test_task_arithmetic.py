@@ -50,13 +50,7 @@ def test_no_vector_leaves_the_target_bit_for_bit(models):
     assert equal_bytes(transfer(base, target, vector(explaining, predicting), lambda_2=0.0), target)
 
 
-def test_neither_vector_gives_the_base_model(models):
-    base, target, predicting, explaining = models
-    moved = transfer(base, target, vector(explaining, predicting), 0, 0)
-    assert equal_bytes(of_parameters(moved), of_parameters(base))
-
-
-@pytest.mark.parametrize(("one", "two"), [(1, 1), (1, 0.3), (0.5, 1.7), (1.4, 0.2), (0, 1), (0.25, 0), (1, -0.5)])
+@pytest.mark.parametrize(("one", "two"), [(1, 1), (1, 0.3), (0.5, 1.7), (1.4, 0.2), (0, 0), (0.25, 0), (1, -0.5)])
 def test_arithmetic_is_that_of_every_single_number(one, two):
     names = {"weight": (3, 2), "bias": (2,), "scale": ()}
     base, target, predicting, explaining = [
@@ -70,17 +64,16 @@ def test_arithmetic_is_that_of_every_single_number(one, two):
             assert got == pytest.approx(b + one * (t - b) + two * (e - p), abs=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("point", [(1, 0), (1, 1), (0.5, 2)])
-def test_counts_and_statistics_of_batches_are_the_targets_and_take_no_part(models, point):
+def test_counts_and_statistics_of_batches_are_the_targets_and_take_no_part(models):
     base, target, predicting, explaining = models
     difference = vector(explaining, predicting)
     kept = {name: value for name, value in target.items() if name not in of_parameters(target)}
     assert {STEP, "bn1.running_mean", "bn1.running_var"} <= kept.keys()
     assert difference.keys() == of_parameters(target).keys()
-    moved = transfer(base, target, difference, *point)
-    assert moved.keys() == target.keys() and moved[STEP].dtype == torch.int64
-    assert equal_bytes({name: moved[name] for name in kept}, kept)
+    for point in ((1, 0), (0.5, 2)):
+        moved = transfer(base, target, difference, *point)
+        assert moved.keys() == target.keys() and moved[STEP].dtype == torch.int64
+        assert equal_bytes({name: moved[name] for name in kept}, kept)
 
 
 def test_nothing_that_goes_in_is_changed(models):

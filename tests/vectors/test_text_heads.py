@@ -12,8 +12,11 @@ from safetensors.torch import load_file
 from timm.data import ImageNetInfo
 from toys import Marked
 
+from callbacks.samples import collect_samples
+from datamodules.ffcv import FFCV
 from datamodules.images import Images
 from explainers.errors import InputError
+from explainers.images.transform import ImageTransform
 from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.vectors.fixed_head import fix_projected_head
@@ -132,8 +135,12 @@ def test_the_accuracy_of_a_text_head_is_printed_with_chance(capsys, recwarn):
     assert not recwarn.list
     with pytest.warns(UserWarning, match="text head, .* %, is not clearly above chance: are image and"):
         print_accuracy(target, data, -weight, 30)
-    print_accuracy(target, SimpleNamespace(), weight, 30)
-    assert "text head: accuracy not measured, because SimpleNamespace reads no single" in capsys.readouterr().out
+    beton = FFCV(transform=ImageTransform((32, 32)))  # which reads whole batches
+    print_accuracy(target, beton, weight, 30)
+    assert "text head: accuracy not measured, because FFCV reads no single" in capsys.readouterr().out
+    with pytest.raises(InputError, match="^expected data that reads single images, got FFCV: take a folder of images"):
+        prototypes_of(target, beton)
+    assert collect_samples(SimpleNamespace(datamodule=beton), {"image": torch.arange(3)}, 2)["image"].tolist() == [0, 1]
 
 
 def test_text_heads_say_in_one_line_what_is_not_installed(monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from lightning import Trainer
+from test_label_free import Unlabelled
 from timm.layers import HybridEmbed
 from toys import SILENT, Marked, exported
 
@@ -29,15 +30,6 @@ TEACHERS = {
     "propagation": partial(PropagationTeacher, functionals=["predicted", "other"]),
     "coalitions": partial(CoalitionTeacher, pairs=3),
 }
-
-
-class Unlabelled(Marked):
-    """Without classes, as `unlabelled_images`."""
-
-    classes = ()
-
-    def __getitem__(self, index):
-        return super().__getitem__(index) | {"label": torch.full_like(torch.as_tensor(index), -1)}
 
 
 def build(target, grid, labels, **settings):
@@ -135,6 +127,18 @@ def test_the_loss_is_that_of_the_teacher_and_of_what_holds_predictions(target, g
     module.log = lambda *args, **kwargs: None
     assert module.training_step(batch, 0).item() == pytest.approx(0.3 * held + 0.7 * explaining, rel=1e-3)
     assert held > 1e-4
+
+
+def test_the_first_batch_alone_sets_the_factor_of_patches(target, grid):
+    """Also where gradients of several batches are summed before the first step."""
+    module = build(target, grid, TEACHERS["coalitions"], patch_scale=None)
+    fit_nothing(module)
+    module.log = lambda *args, **kwargs: None
+    factors = []
+    for seed in (3, 4):
+        module.training_step(Unlabelled(5, seed=seed)[torch.arange(5)], 0)
+        factors.append(module.target.head.patch_scale.item())
+    assert factors[0] == factors[1] != 1
 
 
 def test_a_teacher_draws_anew_in_every_epoch(target, grid):
