@@ -20,8 +20,8 @@ def collect_samples(trainer: Trainer, batch: dict[str, Any] | None, count: int) 
         count: maximum number of images.
     """
     data: Any = getattr(trainer, "datamodule", None)
-    dataset = data.dataset("val") if hasattr(data, "dataset") else range(0)
-    if not isinstance(dataset, range):  # FFCV has positions alone
+    if hasattr(data, "dataset"):  # FFCV has none
+        dataset = data.dataset("val")
         number = min(count, len(dataset))
         samples = [dataset[i * len(dataset) // number] for i in range(number)]
         readable = [sample for sample in samples if sample is not None]
