@@ -9,8 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 
 from callbacks.samples import collect_samples, get_explainer
 from explainers.errors import InputError
-from explainers.evaluation.result import CURVES, measure_beside_baselines, text_table
-from explainers.metrics.perturbation import curve_columns
+from explainers.evaluation.result import CURVE_COLUMNS, measure_beside_baselines, text_table
 from explainers.saved.files import write_atomically
 
 
@@ -69,4 +68,4 @@ class Check(Callback):
         logged = {f"check/{name}/{key}": value for name, row in measured.items() for key, value in row.items()}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=trainer.global_step)
-        print(text_table(measured, curve_columns(CURVES), f"{images} validation images"))
+        print(text_table(measured, CURVE_COLUMNS, f"{images} validation images"))

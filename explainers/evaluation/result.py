@@ -10,6 +10,7 @@ from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.masking import PatchGrid
 from explainers.metrics.cost import Passes
 from explainers.metrics.curves import Curve
+from explainers.metrics.perturbation import curve_columns
 from explainers.models import TargetModel
 from explainers.posthoc import build
 from explainers.posthoc.defaults import build_quick_method
@@ -17,8 +18,9 @@ from explainers.posthoc.defaults import build_quick_method
 CURVES: tuple[Curve, ...] = ("fidelity_plus", "fidelity_minus")
 """The curves that are measured where none are named."""
 
+CURVE_COLUMNS = curve_columns(CURVES)
 COST_COLUMNS = {"seconds_per_image": "s/image ↓", "forward_passes": Passes.column}
-"""Number → title of its column, of what an explanation costs."""
+"""Number → title of its column, of these curves and of what an explanation costs."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -53,8 +55,7 @@ def text_table(numbers: Mapping[str, Mapping[str, Any]], columns: Mapping[str, s
         title: above the names of the explainers.
 
     >>> row = {"fidelity_plus": 0.51, "fidelity_plus_error": 0.02, "fidelity_minus": 0.1}
-    >>> titles = {"fidelity_plus": "Fidelity⁺ ↑", "fidelity_minus": "Fidelity⁻ ↓"}
-    >>> print(text_table({"AnyHead": row}, titles, "32 validation images"))
+    >>> print(text_table({"AnyHead": row}, CURVE_COLUMNS, "32 validation images"))
     32 validation images    Fidelity⁺ ↑    Fidelity⁻ ↓
     AnyHead                0.510 ± .020          0.100
     """

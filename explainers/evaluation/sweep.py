@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from explainers import Details, Explainer
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.additivity import Infidelity, SensitivityN, sized_coalitions, subset_sizes
 from explainers.metrics.confidence import (
@@ -32,6 +32,7 @@ Order = Literal["patches", "pixels", "saliency"]
 `saliency` is the order of a method's own saliency map of pixels, or that of `pixels` for a method without one."""
 
 
+@checks_choices
 def rank_patches(explanation: Details, order: Order) -> Tensor:
     """The map that is ranked and compared with objects: for `saliency` (B, H, W), if any, or (B, rows, columns)."""
     return explanation.heatmaps if order != "saliency" or explanation.pixels is None else explanation.pixels
@@ -86,6 +87,8 @@ class Sweep:
         until: float = 1.0,
     ) -> None:
         check_removal(target, removal)
+        check_range(2, levels=levels)
+        check_positive(chunk_size=chunk_size)
         if removal == "drop" and order != "patches":
             raise InputError(f"expected order=patches with removal drop, got {order}: a dropped token is a whole patch")
         self.target = target
