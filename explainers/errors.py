@@ -102,7 +102,7 @@ def check_positive(**numbers: float) -> None:
     >>> check_positive(masks=4000, cells=7)
     """
     for name, number in numbers.items():
-        if not number > 0:
+        if not (isinstance(number, Real) and number > 0):
             raise InputError(f"expected {name} above 0, got {name}={number}")
 
 
@@ -116,7 +116,7 @@ def check_range(low: float, high: float = float("inf"), /, **numbers: float) -> 
     """
     allowed = f"of at least {low}" if high == float("inf") else f"from {low} to {high}"
     for name, number in numbers.items():
-        if not low <= number <= high:
+        if not (isinstance(number, Real) and low <= number <= high):
             raise InputError(f"expected {name} {allowed}, got {name}={number}")
 
 
