@@ -134,7 +134,8 @@ class Fork:
 
     def kill(self, number=signal.SIGKILL):
         if self.is_alive():
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and its exit code is not written yet
+                os.kill(self.pid, number)
 
     def terminate(self):
         self.kill(signal.SIGTERM)
@@ -157,5 +158,6 @@ def join(process, seconds):
     """Wait until a fork ends. One that hangs prints where, by faulthandler, and dies by SIGABRT."""
     process.join(seconds)
     if process.is_alive():
-        os.kill(process.pid, signal.SIGABRT)
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGABRT)
         process.join()
