@@ -167,8 +167,7 @@ class FunctionalSampler:
             return rows, score_functionals(rows, logits, self.temperature, logits.argmax(-1))
         if self.kind == "images" and len(embeddings) > 1:
             rows = embeddings - embeddings.mean(0)
-            units = F.normalize(embeddings, dim=-1)
-            return rows, rows[(units @ units.mT).fill_diagonal_(-torch.inf).argmax(-1)]
+            return rows, rows[nearest_others(embeddings)]
         width = embeddings.shape[-1]
         return torch.eye(width, device=embeddings.device), isotropic(index, 1, width, self.seed)[:, 0]
 
@@ -195,6 +194,16 @@ class FunctionalSampler:
                 return texts.directions(), texts(embeddings)
             rows = class_rows(self.target.head, embeddings.shape[-1], embeddings, directions=True)
             return rows, self.target.classify(embeddings).detach()
+
+
+def nearest_others(embeddings: Tensor) -> Tensor:
+    """For each embedding (B, D), the place (B,) of the other one with the highest cosine.
+
+    >>> nearest_others(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 3.0]])).tolist()
+    [2, 2, 1]
+    """
+    units = F.normalize(embeddings, dim=-1)
+    return (units @ units.mT).fill_diagonal_(-torch.inf).argmax(-1)
 
 
 def isotropic(index: Tensor, count: int, width: int, seed: int) -> Tensor:

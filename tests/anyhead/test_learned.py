@@ -11,7 +11,7 @@ from toys import VECTORS, batch_of, fit, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher
 from explainers.anyhead.coalition_teacher import RANKED_BY
-from explainers.anyhead.functionals import FunctionalSampler, build_vocabulary
+from explainers.anyhead.functionals import FunctionalSampler, build_vocabulary, nearest_others
 from explainers.errors import InputError
 from explainers.posthoc import build
 from explainers.runtime.sampling import stream
@@ -109,6 +109,7 @@ def test_the_nearest_image_of_a_single_image_is_a_random_direction(headless, tau
     alone = [taught[name][:1] for name in ("embedding", "index")]
     images, isotropic = (FunctionalSampler(kind, headless).of(*alone) for kind in ("images", "isotropic"))
     assert all(torch.equal(*pair) for pair in zip(images, isotropic, strict=True))
+    assert nearest_others(torch.tensor([[1.0, 0], [-1, 0], [9, 1]])).tolist() == [2, 2, 0]
 
 
 @torch.no_grad()
