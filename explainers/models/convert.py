@@ -112,10 +112,11 @@ def as_target(
         )
     if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
-    known = find_library(model) is not None or is_of_timm(model) or is_clip(model)
-    # The mean of a module of no library may be of images that its first convolution does not see
-    stated = [] if known else [len(each) for each in (mean, std) if isinstance(each, Sequence)]
-    means, stds = (channels(*each, (stated or [count_channels(model)])[0]) for each in (("mean", mean), ("std", std)))
+    count = count_channels(model)
+    if find_library(model) is None and not is_of_timm(model) and not is_clip(model):
+        # The mean of a module of no library may be of images that its first convolution does not see
+        count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
+    means, stds = channels("mean", mean, count), channels("std", std, count)
     given = Inputs(size, means, stds, "as given", names, transform, score)
     if target is None and not fixed:
         return _find_target(model, weights, given)
