@@ -19,17 +19,11 @@ TINY = 1e-9  # what is below this part of the largest counts as 0
 
 
 @dataclass(frozen=True)
-class Spectrum:
-    """Singular values of what M pairs observe, and their singular vectors on the side of the pairs."""
+class Basis:
+    """Singular values and vectors of the coalitions of M pairs of N patches."""
 
     left: Tensor  # (B, M, r)
     sizes: Tensor  # singular values, (B, r)
-
-
-@dataclass(frozen=True)
-class Basis(Spectrum):
-    """Singular vectors of the coalitions of M pairs of N patches."""
-
     right: Tensor  # (B, r, N); they sum to 0 over the patches
 
     def unknown(self, strength: Tensor) -> Tensor:
@@ -54,7 +48,7 @@ class Posterior:
         """The mean of α over the strengths, (B,)."""
         return (self.probabilities * self.factors).sum(1)
 
-    def shrinkage(self, basis: Spectrum, times: Tensor | float = 1.0) -> Tensor:
+    def shrinkage(self, basis: Basis, times: Tensor | float = 1.0) -> Tensor:
         """The mean over the strengths of s / (s² + λ) · `times` (B, K), for each singular value s: (B, r)."""
         inverse = basis.sizes[:, None] / (basis.sizes.square()[:, None] + self.strengths[:, None])  # (B, K, r)
         return ((self.probabilities * times)[..., None] * inverse).sum(1)
@@ -197,7 +191,7 @@ def _subtract_mean(prior: Tensor) -> Tensor:
 
 
 def compute_posterior(
-    basis: Spectrum, unit: int, seen: Tensor, along: Tensor, beyond: Tensor, freedom: Tensor
+    basis: Basis, unit: int, seen: Tensor, along: Tensor, beyond: Tensor, freedom: Tensor
 ) -> Posterior:
     """Weigh the strengths by their posterior probability, and find α for each, for one column.
 
@@ -228,7 +222,7 @@ def compute_posterior(
     return Posterior(strengths, (evidence + belief).softmax(-1), factors, variances, freedom)
 
 
-def compute_leverages(basis: Spectrum, posterior: Posterior, along: Tensor) -> Tensor:
+def compute_leverages(basis: Basis, posterior: Posterior, along: Tensor) -> Tensor:
     """Weight of each pair in its own fitted value, but for β: (B, M); see `compute_posterior` for `along`."""
     shrunk = posterior.strengths[:, None] / (basis.sizes.square()[:, None] + posterior.strengths[:, None])  # (B, K, r)
     information = (along[:, None].square() * shrunk).sum(-1).clamp(min=1e-300)

@@ -21,7 +21,6 @@ from explainers.refinement.coalitions import (
     weigh_pairs,
 )
 from explainers.refinement.fit import Regression, fit_pairs
-from explainers.refinement.interactions import Interactions, fit_interactions, strongest
 from explainers.refinement.prior import Prior, products
 from explainers.runtime.modes import ordinary_tensors
 
@@ -44,7 +43,6 @@ class MaskedPairs:
     Attributes:
         keep: one coalition S of each pair, boolean (B, M, N).
         differences: G(x_S) − G(x_S̄), where S̄ is the complement of S: float32, (B, M, D).
-        sums: G(x_S) + G(x_S̄), float32, (B, M, D).
     """
 
     @checks_choices
@@ -59,7 +57,6 @@ class MaskedPairs:
         self.chunk_size = chunk_size
         self.keep = torch.zeros(len(normalised), 0, grid.num_patches, dtype=torch.bool, device=normalised.device)
         self.differences = torch.zeros(len(normalised), 0, target.embed_dim, device=normalised.device)
-        self.sums = self.differences
 
     def __len__(self) -> int:
         return self.keep.shape[1]
@@ -71,7 +68,6 @@ class MaskedPairs:
         embeddings = self._embed(self.normalised, both).unflatten(1, (-1, 2))
         self.keep = torch.cat([self.keep, keep], 1)
         self.differences = torch.cat([self.differences, embeddings[:, :, 0] - embeddings[:, :, 1]], 1)
-        self.sums = torch.cat([self.sums, embeddings.sum(2)], 1)
 
     def blank(self) -> Tensor:
         """Embed an image without any patch: (1, D), equal for all images."""
@@ -202,19 +198,6 @@ class Refinement:
             functionals: v, (B, D), or (B, V, D) for several of each image.
         """
         return self._read(*self._of_functionals(functionals), several=functionals.dim() == 3)
-
-    def interactions(self, top: int = 8, side: int = 2) -> Interactions:
-        """The pairs of cells that matter most together for what `heatmaps` explains, see `fit_interactions`.
-
-        After 256 passes, nearly none is larger than two of its standard errors, even if all together explain much.
-
-        Args:
-            top: T, the number of pairs.
-            side: patches along a side of the cells, 1 for single patches.
-        """
-        check_positive(top=top, side=side)
-        sums = products(self.functionals, self.pairs.sums)[:, 0]
-        return strongest(fit_interactions(self.pairs.keep, sums, self.grid.shape, side), self.grid.shape, side, top)
 
     def precision(self) -> Tensor:
         """The median standard error of the patches, relative to the standard deviation of the heatmap: (B,)."""
