@@ -1,1 +1,1 @@
-"""Lightning callbacks of a training: its checkpoint, progress, speed, profile, heatmaps and fidelity."""
+"""Lightning callbacks of a training: its checkpoint, progress, speed, heatmaps and fidelity."""

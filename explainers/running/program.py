@@ -280,8 +280,8 @@ def quiet_libraries() -> None:
     """
     logging.getLogger("huggingface_hub").propagate = False  # it prints by itself, and Hydra would again
     PRINTED.clear()  # of an earlier job of a sweep
-    for name in ("lightning.pytorch", "lightning.fabric", "timm"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("lightning.pytorch", "lightning.fabric", "timm", "lightning.pytorch.profilers"):
+        logging.getLogger(name).setLevel(logging.INFO if "profilers" in name else logging.WARNING)  # a table asked for
     notices = "not have many workers|in eval mode at the start|LeafSpec|than the logging interval|by the model summary"
     others = r"torch\.distributed\.\S+ is deprecated, use torch|Checkpoint directory .* exists and is not empty"
     same_in_all = "left out: .* that Pillow does not read|the classes of .* are unknown"

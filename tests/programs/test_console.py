@@ -108,6 +108,16 @@ def test_caching_and_hashing_say_how_far_they_are(clock, capsys, tmp_path, monke
 
 
 @pytest.mark.slow
+def test_lightnings_table_of_seconds_is_printed_for_who_asks_for_it(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", program.format_with_place)
+    with warnings.catch_warnings():
+        program.quiet_libraries()
+        train(*TINY_RUN, *SMALL_DIGITS, "cache=none", "debug=profile", "trainer.max_steps=1", folder=tmp_path / "run")
+    (table,) = (record.message for record in caplog.records if record.name.startswith("lightning.pytorch"))
+    assert "FIT Profiler Report" in table and "run_training_batch" in table
+
+
+@pytest.mark.slow
 def test_a_run_ends_with_one_line_that_says_what_how_well_how_long_and_where(tmp_path, capsys):
     run = ("experiment=demo/tve", "target=tiny", *SMALL_DIGITS, "cache=none", "trainer.max_epochs=1", *QUIET)
     loss = train(*run, "explainer.network.width=24", folder=tmp_path / "run")

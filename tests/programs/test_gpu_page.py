@@ -61,6 +61,6 @@ def test_a_benchmark_understands_its_options(name, monkeypatch):
 def test_the_profile_composes_for_one_gpu_without_files_and_networks(tmp_path):
     program, *options = shlex.split(gpu.PARTS["profile"].arguments)
     cfg = composed(*options, folder=tmp_path)
-    assert program == "train.py" and cfg.callbacks.profile.warmup < cfg.trainer.max_steps
+    assert program == "train.py" and cfg.trainer.profiler == "simple"
     assert (cfg.trainer.devices, cfg.trainer.strategy, cfg.trainer.accelerator) == (1, "auto", "gpu")
     assert "Digit" in cfg.data._target_ and cfg.target.model.pretrained is False and cfg.explainer.network.mae is None
