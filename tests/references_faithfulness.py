@@ -28,41 +28,6 @@ def saco(drops, saliences):
     return coefficient / total
 
 
-def correlation(first, second):
-    """Pearson's correlation of two lists of numbers."""
-    means = sum(first) / len(first), sum(second) / len(second)
-    products = sum((a - means[0]) * (b - means[1]) for a, b in zip(first, second, strict=True))
-    variances = [sum((x - mean) ** 2 for x in values) for values, mean in zip((first, second), means, strict=True)]
-    return products / math.sqrt(variances[0] * variances[1])
-
-
-def sensitivity_n(scores, subsets, drops):
-    """The mean over sizes n of the correlation between summed scores and drops, over the removed subsets of size n."""
-    correlations = []
-    for size in {len(subset) for subset in subsets}:
-        chosen = [i for i in range(len(subsets)) if len(subsets[i]) == size]
-        sums = [sum(scores[patch] for patch in subsets[i]) for i in chosen]
-        correlations.append(correlation(sums, [drops[i] for i in chosen]))
-    return sum(correlations) / len(correlations)
-
-
-def infidelity(scores, subsets, drops):
-    """The least Σ (β·sum − drop)² / Σ drop² of all factors β, by a search that halves the step when none is better."""
-
-    def error(factor):
-        squares = [
-            (factor * sum(scores[patch] for patch in subset) - drop) ** 2
-            for subset, drop in zip(subsets, drops, strict=True)
-        ]
-        return sum(squares) / sum(drop**2 for drop in drops)
-
-    best, step = 0.0, 1.0
-    while step > 1e-9:
-        nearest = min((best - step, best, best + step), key=error)
-        best, step = (nearest, step) if nearest != best else (best, step / 2)
-    return error(best)
-
-
 def max_sensitivity(explain, image, label, noisy, heatmap):
     """The largest change of one image's heatmap in any of its noisy versions, divided by the length of the heatmap."""
 

@@ -184,12 +184,12 @@ class Measurement(nn.Module):
     @property
     def forward_passes(self) -> dict[str, int]:
         """Forward passes of the target for each image, by explainer, for all `perturbations`, and to explain again."""
-        shared, each = self.probes.forward_passes
-        masked = (sum(sweep.forward_passes for sweep in self.sweeps) + each) * len(self.names) + shared
+        masked = sum(sweep.forward_passes for sweep in self.sweeps) + self.probes.forward_passes
         passes = forward_passes(self.explainers)
         probed = [passes[name] for name in self.names if getattr(self.explainers[name], "timed", True)]
         again = self.probes.explanations * sum(probed)
-        return passes | {"perturbations": 1 + masked} | ({"explanations of probes": again} if again else {})
+        passes |= {"perturbations": 1 + masked * len(self.names)}
+        return passes | ({"explanations of probes": again} if again else {})
 
     def update(self, batch: Mapping[str, Tensor], timed: bool = True) -> dict[str, Any]:
         """Measure the explainers on a batch.
@@ -219,9 +219,8 @@ class Measurement(nn.Module):
                 metrics[f"curves_{sweep.removal}"].update(outputs)
         scores = self.target.scores(logits).gather(-1, classes[:, None])[:, 0]
         given = {**batch, "normalised": normalised, "classes": classes, "scores": scores}
-        subsets = self.probes.subsets(given)
         for name, metrics in self._metrics():
-            self.probes.update(metrics, self.explainers[name], explained[name].heatmaps, given, subsets)
+            self.probes.update(metrics, self.explainers[name], explained[name].heatmaps, given)
             self._update(name, metrics, batch, explained)
         return {"heatmaps": {name: of.heatmaps for name, of in explained.items()}, "classes": classes, "logits": logits}
 

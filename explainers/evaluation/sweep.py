@@ -9,7 +9,6 @@ from torch import Tensor
 from explainers import Details, Explainer
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
-from explainers.metrics.additivity import Infidelity, SensitivityN, sized_coalitions, subset_sizes
 from explainers.metrics.confidence import (
     ARCC,
     ROAD,
@@ -137,15 +136,13 @@ class Sweep:
         return perturbation_sweep(lambda keep: self.logits(normalised, keep), order, classes, *settings)
 
 
-Probe = Literal["saco", "sensitivity_n", "infidelity", "max_sensitivity", "randomisation", Confidence]
+Probe = Literal["saco", "max_sensitivity", "randomisation", Confidence]
 
-GROUPS, SUBSETS, DRAWS = 10, 20, 4
-"""Groups of SaCo; removed subsets of each of five sizes; noisy images of max-sensitivity."""
+GROUPS, DRAWS = 10, 4
+"""Groups of SaCo; noisy images of max-sensitivity."""
 
 PROBES: dict[str, Any] = {
     "saco": SaCo,
-    "sensitivity_n": SensitivityN,
-    "infidelity": Infidelity,
     "max_sensitivity": MaxSensitivity,
     "randomisation": Randomisation,
     "road": ROAD,
@@ -171,7 +168,6 @@ class Probes:
     def __init__(self, names: Sequence[Probe], sweep: Sweep) -> None:
         self.names = tuple(names)
         self.sweep = sweep
-        self.shares = bool({"sensitivity_n", "infidelity"} & set(names))
         self.imputes = bool({"road", "arcc"} & set(names))
         self.fades = [name for name in self.names if name in ("average_drop", "average_increase")]
         for name in (*self.fades, *{"arcc"} & set(names)):
@@ -184,26 +180,14 @@ class Probes:
         self.weights = random_weights(sweep.target) if "randomisation" in names else {}
 
     @property
-    def forward_passes(self) -> tuple[int, int]:
-        """Masked images for each image: shared by all explainers, and for each explainer."""
-        return 5 * SUBSETS * self.shares, GROUPS * ("saco" in self.names) + 18 * self.imputes + bool(self.fades)
+    def forward_passes(self) -> int:
+        """Masked images for each image and explainer."""
+        return GROUPS * ("saco" in self.names) + 18 * self.imputes + bool(self.fades)
 
     @property
     def explanations(self) -> int:
         """Number of further explanations of each image by each explainer."""
         return DRAWS * ("max_sensitivity" in self.names) + sum(name in self.names for name in ("randomisation", "arcc"))
-
-    def subsets(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Random subsets of patches, which all explainers share, and the drops that their removal causes.
-
-        Returns:
-            The visible patches, boolean (B, M, N), and the drops, (B, M); `None` if no measurement needs them.
-        """
-        if not self.shares:
-            return None
-        num_patches = self.sweep.grid.num_patches
-        keep = sized_coalitions(given["index"], num_patches, subset_sizes(num_patches), SUBSETS)
-        return keep, self._drops(given, keep)
 
     def update(
         self,
@@ -211,7 +195,6 @@ class Probes:
         explainer: Explainer,
         heatmaps: Tensor,
         given: Mapping[str, Tensor],
-        subsets: tuple[Tensor, Tensor] | None,
     ) -> None:
         """Update the metrics of one explainer.
 
@@ -223,9 +206,6 @@ class Probes:
         if "saco" in self.names:
             keep = salience_groups(scores, given["index"], GROUPS)
             metrics["saco"].update(self._drops(given, keep), group_saliences(scores, keep))
-        if subsets is not None:
-            for name in {"sensitivity_n", "infidelity"} & set(self.names):
-                metrics[name].update(heatmaps, *subsets)
         if "max_sensitivity" in self.names and not cached:
             changes = max_sensitivity(explainer, given["image"], given["classes"], given["index"], heatmaps, DRAWS)
             metrics["max_sensitivity"].update(changes)

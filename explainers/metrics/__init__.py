@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from explainers import import_at_use
 
 if TYPE_CHECKING:
-    from explainers.metrics.additivity import Infidelity, SensitivityN, infidelity, sensitivity_n, sized_coalitions
     from explainers.metrics.agreement import RankCorrelation, TopOverlap, iou_at_k, rank_correlation, spearman
     from explainers.metrics.confidence import ARCC, ROAD, AverageDrop, AverageIncrease
     from explainers.metrics.curves import CURVES
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensitivity, random_weights
 else:  # at first use, because torchmetrics takes a second
     EXPORTED = {
-        "additivity": ("Infidelity", "SensitivityN", "infidelity", "sensitivity_n", "sized_coalitions"),
         "agreement": ("RankCorrelation", "TopOverlap", "iou_at_k", "rank_correlation", "spearman"),
         "confidence": ("ARCC", "ROAD", "AverageDrop", "AverageIncrease"),
         "curves": ("CURVES",),
@@ -49,14 +47,12 @@ __all__ = [
     "AverageIncrease",
     "AveragePrecision",
     "BoxAccuracy",
-    "Infidelity",
     "MaxSensitivity",
     "PerturbationCurves",
     "PointingGame",
     "Randomisation",
     "RankCorrelation",
     "SaCo",
-    "SensitivityN",
     "TopOverlap",
     "average_precision",
     "box_hits",
@@ -64,7 +60,6 @@ __all__ = [
     "hits",
     "holm",
     "importance_order",
-    "infidelity",
     "iou_at_k",
     "max_sensitivity",
     "paired_differences",
@@ -73,8 +68,6 @@ __all__ = [
     "rank_correlation",
     "salience_groups",
     "segmentation",
-    "sensitivity_n",
     "sign_test",
-    "sized_coalitions",
     "spearman",
 ]

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from explainers.errors import check_range
-from explainers.metrics.additivity import sum_removed
 from explainers.metrics.means import MeanOfImages
 from explainers.metrics.perturbation import importance_order
 
@@ -45,7 +44,7 @@ def group_saliences(scores: Tensor, keep: Tensor) -> Tensor:
     [[7.0, 1.0]]
     """
     relative = scores.double() - scores.amin(-1, keepdim=True)
-    return sum_removed(relative, keep)
+    return ((~keep).double() @ relative[..., None]).squeeze(-1)
 
 
 def saco(drops: Tensor, saliences: Tensor) -> Tensor:

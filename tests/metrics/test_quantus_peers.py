@@ -7,7 +7,6 @@ from torch import nn
 
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, masked_forward
-from explainers.metrics.additivity import sensitivity_n
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 from explainers.share.adapters import to_pixels
@@ -85,31 +84,3 @@ def test_deletion_is_selectivity_and_pixel_flipping_of_one_channel(toy):
     for metric in (selectivity, flipping):
         np.testing.assert_allclose(np.stack(metric(model, *given, softmax=True, device="cpu")), deletion, atol=1e-6)
     assert deletion.std() > 0.01
-
-
-def test_sensitivity_n_of_one_size_is_faithfulness_correlation(toy):
-    model, images, classes = toy
-    subsets = []
-
-    def remove(arr, indices, **kwargs):
-        subsets.append(indices)
-        left = arr.copy()
-        np.put_along_axis(left, indices, 0, 1)
-        return left
-
-    heatmaps = torch.randn(3, 8, 8)
-    np.random.seed(0)
-    metric = quantus.FaithfulnessCorrelation(
-        nr_runs=12, subset_size=9, perturb_func=remove, return_aggregate=False, **PLAIN
-    )
-    expected = metric(
-        model, images.numpy(), classes.numpy(), heatmaps[:, None].numpy(), softmax=True, device="cpu", batch_size=3
-    )
-    removed = torch.as_tensor(np.stack(subsets, 1))  # (3, 12, 9)
-    keep = torch.ones(3, 12, 64, dtype=torch.bool).scatter(-1, removed, False)
-    masked = masked_forward(model, images, keep, PatchGrid(8, 1)).softmax(-1)
-    of_class = torch.arange(3), slice(None), classes
-    drops = model(images).softmax(-1)[torch.arange(3), classes, None] - masked[of_class]
-    found = sensitivity_n(heatmaps.flatten(1), keep, drops)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert found.std() > 0.01

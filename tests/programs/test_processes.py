@@ -118,7 +118,7 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
     command = [
         *("experiment=demo/eval", "target=tiny", "evaluation.levels=3", "~tasks.loop", "~tasks.five_or_more", *QUIET),
         *("~explainers.tve", "~explainers.anyhead", "~figures", "pictures.images=3"),
-        *("evaluation.probes=[saco,sensitivity_n]", "explainers.tve_untrained.network.width=24"),
+        *("evaluation.probes=[saco,road]", "explainers.tve_untrained.network.width=24"),
         "evaluation.localization=[pointing_game,average_precision,segmentation]",
         f"tasks.odd.target.head={tmp_path / 'head.safetensors'}",
         *("tasks.odd.data.size.test=7", "tasks.odd.data.batch_size=2"),
