@@ -76,7 +76,7 @@ class ImageTransform:
         if math.prod(resized) > ELONGATED * math.prod(self.size):
             return photo.resize((width, height), resampling, self.box(*photo.size))
         whole = photo.resize(resized, resampling)
-        if left >= 0 and top >= 0:
+        if resized[0] >= width and resized[1] >= height:
             return whole.crop((left, top, left + width, top + height))
         padded = Image.new(photo.mode, (width, height), self.fill[: len(photo.getbands())])
         padded.paste(whole, (-left, -top))

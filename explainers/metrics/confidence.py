@@ -17,10 +17,13 @@ Confidence = Literal["road", "average_drop", "average_increase", "arcc"]
 def road_masks(scores: Tensor, index: Tensor) -> Tensor:
     """Hide 10, 20, ..., 90 % of the patches: the most important first (MoRF), then the least important first (LeRF).
 
+    Both hide ⌊qN/10⌋ patches for q = 1 ... 9, as the authors do: otherwise, random heatmaps would not score 0.
+
     Of scores (B, N) of images with these indices in the data set (B,), which order ties: visible patches, (B, 18, N).
     """
-    important = select_most_important(importance_order(scores, index), levels=11)[:, 1:-1]
-    return torch.cat([~important, important.flip(1)], 1)
+    order = importance_order(scores, index)
+    hidden = [select_most_important(each, levels=11)[:, 1:-1] for each in (order, order.flip(1))]
+    return ~torch.cat(hidden, 1)
 
 
 def road(outputs: Tensor) -> Tensor:

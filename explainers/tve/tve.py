@@ -137,7 +137,7 @@ class TVELoss(MeanLoss):
         return {"patch": patch, "meta": meta}
 
     def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The mean over images of the sum over their Z patches, for predictions (B, Z, 2, D)."""
+        """The mean over images and their Z patches of the errors of g and h together, for predictions (B, Z, 2, D)."""
         errors = (predicted - rows["meta"]).float().square()
         return (errors.sum(-1) if self.reduction == "sum" else errors.mean(-1)).sum(-1).mean()
 

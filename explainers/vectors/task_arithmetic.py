@@ -86,12 +86,14 @@ def combine(vectors: Sequence[State], ratios: Sequence[float]) -> State:
 def keep_largest(tau: State, share: float) -> State:
     """Keep a share of the entries of a vector that are not 0, the largest ones, and set the others to 0.
 
+    Of n entries, ⌈share · n⌉ are kept, and those as large as the smallest of them.
+
     >>> keep_largest({"weight": torch.tensor([0.0, 3.0, -4.0, 1.0, 2.0])}, share=0.5)
     {'weight': tensor([ 0.,  3., -4.,  0.,  0.])}
     """
     sizes = torch.cat([value.abs().flatten() for value in tau.values()])
     sizes = sizes[sizes > 0].sort().values
-    limit = sizes[int((1 - share) * len(sizes))]
+    limit = sizes[-math.ceil(share * len(sizes) - 1e-6)]  # 0.07 · 100 is above 7 by rounding
     return {name: value * (value.abs() >= limit) for name, value in tau.items()}
 
 

@@ -11,7 +11,7 @@ import torch
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.masking import PatchGrid
-from explainers.metrics.confidence import arcc, average_drop, fade, road_masks, unit_masks
+from explainers.metrics.confidence import arcc, average_drop, fade, road, road_masks, unit_masks
 from explainers.models.imputation import impute
 from explainers.posthoc import GAE
 
@@ -95,7 +95,7 @@ def slow(target, explain, image):
     sides = {"morf": [], "lerf": []}
     for percent in range(10, 100, 10):
         for side, most_important_first in zip(sides, (True, False), strict=True):
-            count = 16 * percent // 100 if most_important_first else 16 - 16 * (100 - percent) // 100
+            count = 16 * percent // 100
             gone = order[:count] if most_important_first else order[16 - count :]
             visible = torch.ones(32, 32, dtype=torch.bool)
             for patch in gone:
@@ -134,6 +134,17 @@ def test_masks_of_road_hide_a_tenth_more_each_time():
     keep = road_masks(scores, torch.tensor([0]))[0]
     assert keep.sum(1).tolist() == [*range(9, 0, -1)] * 2
     assert [mask.nonzero()[0].item() for mask in ~keep[[0, 9]]] == [1, 5]
+
+
+@pytest.mark.parametrize("patches", [16, 49, 196])
+def test_heatmaps_that_know_nothing_score_0_however_many_patches_there_are(patches):
+    """Of an output that falls by the same for each hidden patch, exactly; of one of other weights, on average."""
+    index, weights = torch.arange(400), torch.rand(400, 1, patches)
+    for scores in (torch.zeros(400, patches), torch.rand(400, patches)):
+        keep = road_masks(scores, index).float()
+        assert road(keep.mean(-1)).abs().max() < 1e-9
+        of_images = road((keep * weights).sum(-1) / patches)
+        assert abs(of_images.mean()) < 4 * of_images.std() / 20
 
 
 def test_a_perfect_mask_and_heatmaps_without_differences_have_known_numbers(grid):

@@ -5,7 +5,7 @@ import torch
 from conftest import timm_model
 
 from explainers.errors import InputError
-from explainers.vectors.task_arithmetic import cosine, transfer, vector
+from explainers.vectors.task_arithmetic import cosine, keep_largest, transfer, vector
 
 STEP = "bn1.num_batches_tracked"
 
@@ -86,6 +86,13 @@ def test_nothing_that_goes_in_is_changed(models):
     cosine(difference, difference)
     assert all(equal_bytes(weights, state(seed)) for seed, weights in enumerate(models))
     assert equal_bytes(difference, kept)
+
+
+@pytest.mark.parametrize("entries", [10, 100, 1000])
+@pytest.mark.parametrize("tenths", range(1, 11))
+def test_a_share_of_the_entries_is_kept_also_where_floats_round_it_down(tenths, entries):
+    kept = keep_largest({"weight": torch.arange(1.0, entries + 1)}, tenths / 10)["weight"]
+    assert kept.nonzero()[:, 0].tolist() == [*range(entries - entries * tenths // 10, entries)]
 
 
 @pytest.mark.parametrize("function", [vector, cosine, lambda one, other: transfer(one, other, vector(other, other))])
