@@ -15,7 +15,6 @@ from explainers.models.mapping import (
     Inputs,
     Plan,
     Table,
-    Unmapped,
     linear_part,
     map_to_timm,
     rename_weights,
@@ -23,6 +22,7 @@ from explainers.models.mapping import (
 )
 from explainers.models.model import TargetModel
 from explainers.models.plain import plain_target
+from explainers.models.probes import Unmapped
 
 TOWER: Table = (
     (r"^proj$", None),

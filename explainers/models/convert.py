@@ -14,22 +14,24 @@ from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
 from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
 from explainers.models.fetching import timm_model
-from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
+from explainers.models.heads import Inseparable
+from explainers.models.hooks import settle_hooks
+from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, set_size, take_apart
 from explainers.models.mapping import (
     Inputs,
     Plan,
     Statistics,
-    Unmapped,
     channels,
     check_stated,
     map_to_timm,
     state_statistics,
 )
-from explainers.models.model import TargetModel, count_channels
+from explainers.models.model import TargetModel
 from explainers.models.names import list_names, read_names
 from explainers.models.outputs import OutputReader, TargetFunction
 from explainers.models.plain import plain_target
 from explainers.models.preprocessing import read_processor
+from explainers.models.probes import Origin, Unmapped, count_channels
 from explainers.models.scores import Score
 from explainers.models.wrappers import take_off_wrappers
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
@@ -48,6 +50,7 @@ def as_target(
     processor: Any = None,
     score: Score | None = None,
     target: TargetFunction | None = None,
+    whole: bool = False,
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
 
@@ -74,6 +77,8 @@ def as_target(
             `target`, else what the config of transformers says, else `softmax`.
         target: function of what the module returns for B images → the number of each image that is explained, (B,),
             such as `lambda output: output["out"][:, 3, 40:80, 60:90].mean((1, 2))` of a segmentation.
+        whole: explain the module as it is, without methods of transformers, where its parts might compute something
+            else.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
@@ -110,6 +115,8 @@ def as_target(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a"
             " name such as vit_tiny_patch16_224, or a TargetModel"
         )
+    if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):
+        raise InputError(f"expected {type(model).__name__} with weights, got it on the meta device: load them first")
     if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     count = count_channels(model)
@@ -118,9 +125,12 @@ def as_target(
         count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
     means, stds = channels("mean", mean, count), channels("std", std, count)
     given = Inputs(size, means, stds, "as given", names, transform, score)
-    if target is None and not fixed:
-        return _find_target(model, weights, given)
-    return _read_output(model, weights, target, fixed, given)
+    if target is None and not fixed and not whole:
+        found = _find_target(model, weights, given)
+    else:
+        found = _read_output(model, weights, target, fixed, given)
+    settle_hooks(found)
+    return found
 
 
 def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
@@ -138,11 +148,25 @@ def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
         given = replace(library.find_inputs(model, None, given.size).override(given), size=given.size)
         model = model.timm_model
     if is_of_timm(model):
-        stated = read_inputs(model).override(given)
-        check_stated(model, mean=stated.mean, std=stated.std)
-        found = TargetModel(state_statistics(model, given), score=given.score).float().eval()
-        return _override_settings(found, given.size, given.classes, given.transform)
+        return _take_timm(model, given)
     return _search(model, given)
+
+
+def _take_timm(model: Any, given: Inputs) -> TargetModel:
+    """Make a target of a model of timm, by its parts if their outputs are its own."""
+    inputs = read_inputs(model).override(given)
+    check_stated(model, mean=inputs.mean, std=inputs.std)
+    whole = state_statistics(model, given)
+    try:
+        found = TargetModel(whole, score=given.score).eval()
+    except Inseparable as error:
+        inputs = replace(inputs, size=given.size or inputs.size)
+        set_size(whole, given.size)
+        return _search(whole, inputs, error.reason)
+    found = _override_settings(found, given.size, given.classes, given.transform)
+    set_size(whole, given.size)
+    found.origin = Origin(found, whole, found.mean)
+    return found
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -215,8 +239,7 @@ def _resize(target: TargetModel, size: tuple[int, int]) -> None:
     """Change the size of the images that a target takes; a transformer interpolates its positions."""
     backbone = target.backbone
     try:
-        if hasattr(backbone, "set_input_size"):
-            backbone.set_input_size(img_size=size)
+        set_size(backbone, size)
         backbone.pretrained_cfg["input_size"] = (len(target.mean), *size)
         target.check_grid(target.grid)
         if (taken := target.grid.size) != size:

@@ -9,7 +9,8 @@ from timm.layers import LayerNorm, SwiGLUPacked
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.models.mapping import Inputs, Mapped, Plan, Table, Unmapped, Weights, linear_part, rename_weights
+from explainers.models.mapping import Inputs, Mapped, Plan, Table, Weights, linear_part, rename_weights
+from explainers.models.probes import Unmapped
 
 NAMES: Table = (
     (r"^(mask_token$|head\.)", None),

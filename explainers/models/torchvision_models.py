@@ -13,8 +13,9 @@ from torch import nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
-from explainers.models.mapping import Inputs, Mapped, Plan, Table, Unmapped, Weights, linear_part, rename_weights
+from explainers.models.mapping import Inputs, Mapped, Plan, Table, Weights, linear_part, rename_weights
 from explainers.models.preprocessing import read_processor
+from explainers.models.probes import Unmapped
 
 VIT: Table = (
     (r"^heads\.", None),
