@@ -116,7 +116,9 @@ def as_target(
             " name such as vit_tiny_patch16_224, or a TargetModel"
         )
     if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):
-        raise InputError(f"expected {type(model).__name__} with weights, got it on the meta device: load them first")
+        raise InputError(
+            f"expected {type(model).__name__} with weights, got one on the meta device: load its weights first"
+        )
     if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     count = count_channels(model)
@@ -162,10 +164,13 @@ def _take_timm(model: Any, given: Inputs) -> TargetModel:
     except Inseparable as error:
         inputs = replace(inputs, size=given.size or inputs.size)
         set_size(whole, given.size)
-        return _search(whole, inputs, error.reason)
+        found = _search(whole, inputs, error.reason)
+        names = {key: value for key, value in whole.pretrained_cfg.items() if key in ("num_classes", "label_names")}
+        found.backbone.pretrained_cfg = found.backbone.pretrained_cfg | names
+        return found
     found = _override_settings(found, given.size, given.classes, given.transform)
     set_size(whole, given.size)
-    found.origin = Origin(found, whole, found.mean)
+    found.origin = Origin(found, whole)
     return found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, check_positive
-from explainers.models.probes import TOLERANCE, Unmapped, compare_outputs, count_channels, draw_probes
+from explainers.models.probes import TOLERANCE, compare_outputs, count_channels, draw_probes
 from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.identity import Identity
 from explainers.saved.weights import check_floating, read_weights, save_weights
@@ -107,7 +107,7 @@ def take_head(model: Any) -> nn.Module:
     weights = set(model.parameters())
     training = [part for part in model.modules() if part.training]
     images = _draw_probes(model.eval())
-    expected = _run(model, model, images)
+    expected = _run(model, images)
     layer = _take_layer(model, weights)
 
     def classify(images: Tensor) -> Tensor:
@@ -116,41 +116,43 @@ def take_head(model: Any) -> nn.Module:
         embeddings = features[:, :2].flatten(1) if joined else model.forward_head(features, pre_logits=True)
         return embeddings if isinstance(layer, NoHead) else layer(embeddings)
 
-    found = _run(model, classify, images)
-    try:
-        difference = 0.0 if expected is None else compare_outputs(found, expected)
-    except Unmapped as error:
-        raise Inseparable(model, str(error)) from error
-    if not difference < TOLERANCE:
-        raise Inseparable(model, f"its own outputs differ by {difference:.1g} from those of its head on its features")
+    if reason := _tell_apart(expected, _run(classify, images)):
+        raise Inseparable(model, reason)
     for part in training:
         part.training = True
     return layer
 
 
-def _draw_probes(model: Any) -> Tensor | None:
-    """Draw probe images for a model of timm; `None` for one on the device "meta", which has no values."""
+def _draw_probes(model: Any) -> Tensor:
+    """Draw probe images for a model of timm, of the type and on the device of its weights."""
     weight = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(0))
-    if weight.is_meta:
-        return None
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     size = size or timm.data.resolve_model_data_config(model)["input_size"][1:]
     return draw_probes(count_channels(model), tuple(size), weight.detach())
 
 
-def _run(model: Any, function: Callable[[Tensor], Any], images: Tensor | None) -> Any:
-    """Compute the outputs of a model by a function; `Inseparable` is raised if it fails, or returns no tensor."""
-    if images is None:
-        return None
+def _run(function: Callable[[Tensor], Any], images: Tensor) -> Any:
+    """Compute outputs of images; an exception is returned, because only the author of a module knows what it means."""
     try:
         with ordinary_tensors(), torch.autocast(images.device.type, enabled=False):
-            outputs = function(images)
-    except Exception as error:  # of the module: only its author can say which
-        text = " ".join(str(error).split())[:120]
-        raise Inseparable(model, f"it raises {type(error).__name__} for images like its own ({text})") from error
-    if not isinstance(outputs, Tensor):
-        raise Inseparable(model, f"it returns a {type(outputs).__name__}")
-    return outputs
+            return function(images)
+    except Exception as error:
+        return error
+
+
+def _tell_apart(expected: Any, found: Any) -> str:
+    """Say how a model's own outputs differ from those of its parts; nothing where neither can be computed."""
+    if isinstance(found, Exception) or found.is_meta or isinstance(expected, Tensor) and not expected.isfinite().all():
+        return ""  # what fails, or is not finite, is refused elsewhere
+    if isinstance(expected, Exception):
+        text = " ".join(str(expected).split())[:120]
+        return f"it raises {type(expected).__name__} ({text}) for images of which its parts have outputs"
+    if not isinstance(expected, Tensor):
+        return f"it returns no tensor of logits, but {type(expected).__name__}"
+    if expected.shape != found.shape:
+        return f"its own outputs have the shape {list(expected.shape)}, those of its parts {list(found.shape)}"
+    difference = compare_outputs(found, expected)
+    return f"its own outputs differ by {difference:.1g} from those of its parts" * (not difference < TOLERANCE)
 
 
 def _take_layer(model: Any, weights: set[nn.Parameter]) -> Any:

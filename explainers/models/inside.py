@@ -116,7 +116,7 @@ def take_apart(model: nn.Module, name: str, given: Inputs) -> tuple[TargetModel,
     found = TargetModel(target.backbone, linear_part(head) or head, given.score).eval()
     found.classes = inside.classes if head is inside.head else []
     own_input = lambda normalised: take_logits(whole((normalised - shift) / scale), type(model).__name__)  # noqa: E731
-    found.origin = Origin(found, own_input, probes)
+    found.origin = Origin(found, own_input)
     kind, library = type(part).__name__, type(part).__module__.partition(".")[0]
     said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {_describe(head, layers)}"
     return found, f"{said}; outputs differ by at most {difference:.0g}; {inputs}"

@@ -180,7 +180,7 @@ def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> flo
     embeddings = target.embed(images)
     # By the original head, of which a target may have made two classes
     found = embeddings if plan.head is None else copy_module(plan.head).eval().float()(embeddings)
-    target.origin = Origin(target, partial(plan.outputs, copied), images)
+    target.origin = Origin(target, partial(plan.outputs, copied))
     return compare_outputs(found, expected)
 
 

@@ -1,5 +1,6 @@
 """Probe images, and how far the outputs of a model that was taken apart differ from its own."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError
+from explainers.models.wrappers import share_weights
 
 TOLERANCE = 1e-3
-"""Largest difference of outputs that counts as rounding, relative to how far the outputs of images differ."""
-ON_PHOTO = 1e-2
-"""The same for one photo, relative to the range of its outputs: a target may be on another device than the module."""
+"""Largest difference of outputs that counts as rounding, relative to how far outputs of images differ."""
 PROBE_SIDES = (1, 2, 4, 16)
 """Sides of the noise in each probe image, before it is enlarged: outputs differ far more than those of fine noise."""
 
@@ -52,16 +52,14 @@ class Origin:
     A copy of the target has none, because its weights may change; nor has a target whose own weights were changed.
 
     Args:
-        target: what became of the module.
+        target: what became of the module. A twin of it, of the same weights, is compared, wherever it moves.
         outputs: function of normalised images (1, C, H, W) → outputs of the module, (1, K).
-        like: a weight of the module.
     """
 
-    def __init__(self, target: Any, outputs: Callable[[Tensor], Tensor], like: Tensor) -> None:
+    def __init__(self, target: Any, outputs: Callable[[Tensor], Tensor]) -> None:
+        self.twin = copy.deepcopy(target, share_weights(target))
         self.outputs = outputs
-        self.like = like
-        self.head = target.head
-        self.versions = [weight._version for weight in target.parameters()]
+        self.versions = self._versions()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -69,23 +67,25 @@ class Origin:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
+    def _versions(self) -> list[int]:
+        return [weight._version for weight in self.twin.parameters()]
+
     @torch.no_grad()
     def compare(self, target: Any, normalised: Tensor) -> None:
-        """Compare the target on the first of normalised images (B, C, H, W), unless it is blank; only once."""
-        image = normalised[:1].detach().float()
+        """Compare the outputs of the first of normalised images (B, C, H, W), unless it is blank; only once."""
+        image = normalised[:1].detach().to(self.twin.mean)
         if target.training or (image == image[..., :1, :1]).all():
             return
-        changed = target.head is not self.head or self.versions != [each._version for each in target.parameters()]
         target.origin = None
-        if changed:
+        if self.versions != self._versions():
             return
         with torch.autocast(image.device.type, enabled=False):
-            found, expected = target.outputs(image), self.outputs(image.to(self.like)).to(image)
+            found, expected = self.twin.outputs(image), self.outputs(image)
         if found.shape[1] == 2 * expected.shape[1] == 2:  # of a single logit
             found = found[:, 1:] - found[:, :1]
         span = expected.abs().max() if expected.shape[1] == 1 else expected.max() - expected.min()
         difference = float((found - expected).abs().max() / span)
-        if not difference < ON_PHOTO:
+        if not difference < TOLERANCE:
             target.origin = self
             classes = f"class {expected.argmax()}, not {found.argmax()}"
             raise InputError(

@@ -53,7 +53,7 @@ def take_off_wrappers(model: nn.Module) -> nn.Module:
 def share_weights(model: nn.Module) -> dict[int, Any]:
     """A memo with which `copy_module` copies modules, hooks and buffers, but not the memory of weights."""
     plain = (weight for weight in model.parameters() if type(weight) is nn.Parameter)
-    return {id(weight): nn.Parameter(weight.detach(), False) for weight in plain}
+    return {id(weight): nn.Parameter(weight.detach(), weight.requires_grad) for weight in plain}
 
 
 def copy_module(model: nn.Module, memo: dict[int, Any] | None = None) -> Any:
@@ -101,10 +101,10 @@ class _Detached(TorchFunctionMode):
 def _copy_functions(own: nn.Module, memo: dict[int, Any]) -> None:
     """Let the hooks and replaced methods of a copied module refer to the copies of what they hold."""
     for part in own.modules():
-        for held in (vars(part), part._forward_hooks, part._forward_pre_hooks):
-            held.update(
-                {key: _copy_held(value, memo) for key, value in held.items() if isinstance(value, FunctionType)}
-            )
+        tables: list[dict[Any, Any]] = [vars(part), part._forward_hooks, part._forward_pre_hooks]
+        for held in tables:
+            functions = {key: value for key, value in held.items() if isinstance(value, FunctionType)}
+            held.update({key: _copy_held(value, memo) for key, value in functions.items()})
 
 
 def _copy_held(value: Any, memo: dict[int, Any]) -> Any:

@@ -154,8 +154,10 @@ def find_changes(module: nn.Module) -> list[str]:
 
 
 def _added(part: nn.Module) -> Iterator[Any]:
-    """The forward hooks of a layer, and what an attribute of the object replaces of the methods of its class."""
+    """The forward hooks of a layer, and what replaces methods of its class; the forward of a library's class."""
     yield from (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    if not is_added(type(part)):
+        yield inspect.getattr_static(type(part), "forward")
     for name, value in vars(part).items():
         replaces = callable(value) and callable(getattr(type(part), name, None))
         if replaces and (name == "forward" or not hasattr(nn.Module, name)):
