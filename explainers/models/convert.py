@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules import module as modules
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
@@ -15,7 +17,6 @@ from explainers.masking import ImageSize, read_size
 from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
 from explainers.models.fetching import timm_model
 from explainers.models.heads import Inseparable
-from explainers.models.hooks import settle_hooks
 from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, set_size, take_apart
 from explainers.models.mapping import (
     Inputs,
@@ -31,10 +32,11 @@ from explainers.models.names import list_names, read_names
 from explainers.models.outputs import OutputReader, TargetFunction
 from explainers.models.plain import plain_target
 from explainers.models.preprocessing import read_processor
-from explainers.models.probes import Origin, Unmapped, count_channels
+from explainers.models.probes import TOLERANCE, Origin, Unmapped, compare_outputs, count_channels, draw_probes
 from explainers.models.scores import Score
 from explainers.models.wrappers import take_off_wrappers
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
+from explainers.saved.identity import is_added
 
 
 @keep_random_state()
@@ -83,6 +85,8 @@ def as_target(
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
+    if any(map(is_added, [*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()])):
+        raise InputError("model= needs hooks of its own, got such of all modules: remove them")
     size, fixed = None if image_size is None else read_size(image_size), {}
     if isinstance(model, partial):
         if model.args:
@@ -131,7 +135,7 @@ def as_target(
         found = _find_target(model, weights, given)
     else:
         found = _read_output(model, weights, target, fixed, given)
-    settle_hooks(found)
+    _settle_hooks(found)
     return found
 
 
@@ -152,6 +156,35 @@ def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
     if is_of_timm(model):
         return _take_timm(model, given)
     return _search(model, given)
+
+
+@torch.no_grad()
+def _settle_hooks(target: TargetModel) -> None:
+    """Take the caller's hooks off a target if they change no outputs, otherwise leave all; a line says which."""
+    tables: list[Any] = []
+    for part in target.modules():
+        part._backward_hooks.clear()
+        part._backward_pre_hooks.clear()
+        tables += [part._forward_hooks, part._forward_pre_hooks]
+    tables = [hooks for hooks in tables if any(map(is_added, hooks.values()))]
+    before = [dict(hooks) for hooks in tables]
+    if not tables:
+        return
+    images = draw_probes(target.channels, target.grid.size, target.mean)
+    expected, became = target.outputs(images), "change no outputs of probe images; they are left out"
+    for hooks in tables:
+        for key in [key for key, hook in hooks.items() if is_added(hook)]:
+            del hooks[key]
+    try:
+        changed = not compare_outputs(target.outputs(images), expected) < TOLERANCE
+    except Exception:  # what follows needs what a hook returns
+        changed = True
+    if changed:
+        became = "change its outputs; they stay, and run on every pass"
+        for hooks, own in zip(tables, before, strict=True):
+            hooks.clear()
+            hooks.update(own)
+    print(f"{target.name}: its hooks {became}", file=sys.stderr, flush=True)
 
 
 def _take_timm(model: Any, given: Inputs) -> TargetModel:

@@ -1,5 +1,6 @@
 """torch.hub's DINOv2, of facebookresearch/dinov2, as a model of timm."""
 
+import operator
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -57,7 +58,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     except (AttributeError, KeyError) as error:
         raise Unmapped(f"it is not built as DINOv2 of torch.hub is ({error})") from error
     gated = any(".mlp.w12." in name for name in model.state_dict())
-    return Plan("torch.hub DINOv2", *finish_dinov2(sizes, named, gated), head, nn.Module.__call__, inputs)
+    return Plan("torch.hub DINOv2", *finish_dinov2(sizes, named, gated), head, operator.call, inputs)
 
 
 def finish_dinov2(sizes: dict[str, Any], named: Weights, gated: bool) -> Mapped:

@@ -171,6 +171,8 @@ def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> flo
     images = draw_probes(target.channels, target.grid.size, target.mean)
     try:
         expected = plan.outputs(copied, images)
+    except AttributeError as error:
+        raise Unmapped(f"it returns something else than its class does ({error})") from error
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         height, width = target.grid.size
         raise InputError(

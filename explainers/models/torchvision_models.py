@@ -1,5 +1,6 @@
 """torchvision's ViT, Swin, Swin v2, ResNet and ConvNeXt as models of timm."""
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -137,7 +138,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         mapped, head = convert(model, model.state_dict(), inputs.size), linear_part(head_of(model))
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise Unmapped(f"it is not built as torchvision's {family} is ({error})") from error
-    return Plan(f"torchvision {family}", *mapped, head, nn.Module.__call__, inputs)
+    return Plan(f"torchvision {family}", *mapped, head, operator.call, inputs)
 
 
 def is_model(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from explainers.errors import InputError
 from explainers.runtime.modes import ordinary_tensors
+from explainers.saved.identity import is_changed
 
 WRAPPERS = {
     "AveragedModel",
@@ -52,7 +53,7 @@ def take_off_wrappers(model: nn.Module) -> nn.Module:
 
 def share_weights(model: nn.Module) -> dict[int, Any]:
     """A memo with which `copy_module` copies modules, hooks and buffers, but not the memory of weights."""
-    plain = (weight for weight in model.parameters() if type(weight) is nn.Parameter)
+    plain = (weight for weight in model.parameters() if type(weight) is nn.Parameter and not weight.is_inference())
     return {id(weight): nn.Parameter(weight.detach(), weight.requires_grad) for weight in plain}
 
 
@@ -67,8 +68,9 @@ def copy_module(model: nn.Module, memo: dict[int, Any] | None = None) -> Any:
     try:
         with ordinary_tensors(), _Detached():  # copies of scripted weights would have a graph to the original
             own: Any = copy.deepcopy(model, memo)
-        if {id(part) for part in own.modules()} & {id(part) for part in model.modules()}:
-            raise TypeError("the __deepcopy__ of it, or of a module inside, returns the module itself")
+        copied = own.modules() if isinstance(own, nn.Module) else [model]
+        if {id(part) for part in copied} & {id(part) for part in model.modules()}:
+            raise TypeError("its __deepcopy__, or that of a module inside, returns no copy")
     except Exception as error:  # a module may hold anything: a lock, a file
         raise InputError(
             f"expected a module that copy.deepcopy can copy, got {name}, which raises {type(error).__name__}: {error}:"
@@ -131,7 +133,8 @@ def _copy_held(value: Any, memo: dict[int, Any]) -> Any:
 
 def _is_wrapped(part: nn.Module) -> bool:
     """Whether `_unwrap` takes something off."""
-    return _is_wrapper(part) or any(hasattr(part, name) for name in ("_orig_mod", "merge_and_unload", "get_base_layer"))
+    names = ("_orig_mod", "merge_and_unload", "get_base_layer")
+    return not is_changed(part) and (_is_wrapper(part) or any(hasattr(part, name) for name in names))
 
 
 def _is_wrapper(part: nn.Module) -> bool:
@@ -142,6 +145,8 @@ def _is_wrapper(part: nn.Module) -> bool:
 def _unwrap(part: Any) -> nn.Module:
     """Take one wrapper off a module; adapters are merged in a copy. Other modules are returned as they are."""
     inner: nn.Module = part
+    if is_changed(part):  # what a hook changes would be lost
+        return part
     if hasattr(part, "_orig_mod"):  # of torch.compile
         inner = part._orig_mod
     elif hasattr(part, "merge_and_unload"):  # of peft

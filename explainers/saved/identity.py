@@ -148,20 +148,20 @@ def is_added(function: Any) -> bool:
     return not f"{getattr(function, '__module__', '')}.".startswith(LIBRARIES)
 
 
-def find_changes(module: nn.Module) -> list[str]:
-    """Name the layers with forward hooks or replaced methods, which neither weights nor types of layers show."""
-    return [name or type(module).__name__ for name, part in module.named_modules() if any(map(is_added, _added(part)))]
-
-
-def _added(part: nn.Module) -> Iterator[Any]:
-    """The forward hooks of a layer, and what replaces methods of its class; the forward of a library's class."""
-    yield from (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-    if not is_added(type(part)):
-        yield inspect.getattr_static(type(part), "forward")
+def is_changed(part: nn.Module) -> bool:
+    """Whether a module, without those inside of it, has forward hooks or a replaced method of a caller's program."""
+    found = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
     for name, value in vars(part).items():
         replaces = callable(value) and callable(getattr(type(part), name, None))
-        if replaces and (name == "forward" or not hasattr(nn.Module, name)):
-            yield value
+        found += [value] * (replaces and (name == "forward" or not hasattr(nn.Module, name)))
+    if not is_added(type(part)):
+        found.append(inspect.getattr_static(type(part), "forward"))
+    return any(map(is_added, found))
+
+
+def find_changes(module: nn.Module) -> list[str]:
+    """Name the layers that are changed, see `is_changed`, which neither weights nor types of layers show."""
+    return [name or type(module).__name__ for name, part in module.named_modules() if is_changed(part)]
 
 
 def architecture_hash(module: nn.Module, sized: bool = True) -> str:
