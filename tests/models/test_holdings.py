@@ -24,9 +24,12 @@ from torch.nn import functional as F
 from torch.nn.modules import module as modules
 from torch.nn.utils import parametrizations, prune, weight_norm
 
+import explainers
+from explainers import posthoc
+from explainers.app.choosing import choose, print_once
 from explainers.errors import InputError
-from explainers.models import as_target
-from explainers.saved.identity import weights_hash
+from explainers.models import TargetModel, as_target
+from explainers.saved.identity import find_changes, weights_hash
 
 CNN = {"mean": 0.5, "std": 0.25, "image_size": 32}
 LIBRARY = {"image_size": 32}
@@ -340,6 +343,64 @@ def test_no_way_to_hold_a_model_differs_silently(name):
     *_, difference, said = describe(name)
     assert difference < 1e-3, said
     assert re.search(HOLDINGS[name][1] or "^(?!.*refused)", said), said
+
+
+def test_hooks_run_on_none_of_our_passes_and_hold_copies(capsys):
+    model, seen = vit(), []
+    hook(model, lambda *call: seen.append(call[-1]), "blocks.0")
+    session = explainers.Session(model, "GAE")
+    session.explain(torch.zeros(3, 32, 32, dtype=torch.uint8))
+    assert not seen and LEFT in capsys.readouterr().err and not find_changes(session.target)
+    hook(model, lambda *call: seen.append(call[-1]) or 2 * call[-1], "blocks.0")
+    target = as_target(model)
+    assert not seen and KEPT in capsys.readouterr().err and find_changes(target.backbone) == ["blocks.0"]
+
+
+def test_no_shipped_explainer_is_chosen_for_a_model_that_was_changed(capsys):
+    model = vit()
+    plain, changed = TargetModel(model), []
+    hook(model, lambda *call: 2 * call[-1], "blocks.0")
+    changed.append(as_target(model))
+    model = vit()
+    model.blocks[1].forward = lambda tokens, *_, **__: tokens
+    changed.append(as_target(model))
+    for number, target in enumerate(changed):
+        assert target.backbone_identity() != plain.backbone_identity()
+        print_once.cache_clear()
+        choose(target)
+        line = f"because hooks or replaced methods (blocks.{number}) are no part of the model that a shipped explainer"
+        assert line in capsys.readouterr().err
+        with pytest.raises(InputError, match="is shipped .* with other weights, hooks or replaced methods: train"):
+            choose(target, "anyhead")
+
+
+def test_a_target_by_hand_has_the_outputs_of_its_model():
+    with pytest.raises(InputError, match=r"^expected a model with one layer .* got Own: its own outputs differ by .*"):
+        TargetModel(held_by(flip))
+
+
+@torch.no_grad()
+def test_the_first_photo_is_compared_until_it_fits():
+    target = as_target(change(replace_on_photos))
+    photo = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8)
+    for each in (target, target, explainers.Session(target, "GAE").target):
+        with pytest.raises(InputError, match="class ., not .*whole=True"):
+            posthoc.build("GAE", each, each.grid)(photo, torch.tensor([0]))
+    assert copy.deepcopy(target).origin is None
+    model = change(replace_on_photos)
+    whole = as_target(model, whole=True)
+    torch.testing.assert_close(whole(photo), model(whole.normalise(photo)))
+    fine = as_target(vit())
+    fine(photo.new_zeros(1, 3, 32, 32))  # a blank image is no photo
+    assert fine.origin is not None and fine(photo).shape == (1, 5) and fine.origin is None
+
+
+def test_a_target_whose_module_keeps_maps_is_copied_after_gradients():
+    target = as_target(KeepsFeatures(lambda layer: layer), **CNN)
+    posthoc.build("Saliency", target, target.grid)(torch.ones(1, 3, 32, 32, dtype=torch.uint8), torch.tensor([0]))
+    maps = target.backbone.model.maps
+    maps["with a graph"] = 2 * next(target.parameters()).requires_grad_()
+    assert copy.deepcopy(target).backbone.model.maps["with a graph"].grad_fn is None and maps["with a graph"].grad_fn
 
 
 def print_table():
