@@ -85,8 +85,6 @@ def as_target(
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
-    if any(map(is_added, [*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()])):
-        raise InputError("model= needs hooks of its own, got such of all modules: remove them")
     size, fixed = None if image_size is None else read_size(image_size), {}
     if isinstance(model, partial):
         if model.args:
@@ -119,10 +117,7 @@ def as_target(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a"
             " name such as vit_tiny_patch16_224, or a TargetModel"
         )
-    if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):
-        raise InputError(
-            f"expected {type(model).__name__} with weights, got one on the meta device: load its weights first"
-        )
+    _check_held(model)
     if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     count = count_channels(model)
@@ -132,11 +127,18 @@ def as_target(
     means, stds = channels("mean", mean, count), channels("std", std, count)
     given = Inputs(size, means, stds, "as given", names, transform, score)
     if target is None and not fixed and not whole:
-        found = _find_target(model, weights, given)
-    else:
-        found = _read_output(model, weights, target, fixed, given)
-    _settle_hooks(found)
-    return found
+        return _settle_hooks(_find_target(model, weights, given))
+    return _settle_hooks(_read_output(model, weights, target, fixed, given))
+
+
+def _check_held(model: nn.Module) -> None:
+    """Raise an InputError for a module without values, or with hooks that other modules have as well."""
+    if any(map(is_added, [*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()])):
+        raise InputError("model= needs hooks of its own, got such of all modules: remove them")
+    if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            f"expected {type(model).__name__} with weights, got one on the meta device: load its weights first"
+        )
 
 
 def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
@@ -159,7 +161,7 @@ def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
 
 
 @torch.no_grad()
-def _settle_hooks(target: TargetModel) -> None:
+def _settle_hooks(target: TargetModel) -> TargetModel:
     """Take the caller's hooks off a target if they change no outputs, otherwise leave all; a line says which."""
     tables: list[Any] = []
     for part in target.modules():
@@ -169,7 +171,7 @@ def _settle_hooks(target: TargetModel) -> None:
     tables = [hooks for hooks in tables if any(map(is_added, hooks.values()))]
     before = [dict(hooks) for hooks in tables]
     if not tables:
-        return
+        return target
     images = draw_probes(target.channels, target.grid.size, target.mean)
     expected, became = target.outputs(images), "change no outputs of probe images; they are left out"
     for hooks in tables:
@@ -185,6 +187,7 @@ def _settle_hooks(target: TargetModel) -> None:
             hooks.clear()
             hooks.update(own)
     print(f"{target.name}: its hooks {became}", file=sys.stderr, flush=True)
+    return target
 
 
 def _take_timm(model: Any, given: Inputs) -> TargetModel:

@@ -195,8 +195,8 @@ def _read_normalisation(
             f"std= is needed: the module normalises its images itself, and pixels from 0 to 1 would have mean"
             f" {means.tolist()} and std {stds.tolist()}: give mean=0, std=1/255 if it takes pixels to 255"
         )
-    found = replace(inputs, mean=means.tolist(), std=stds.tolist(), origin="those of its own normalisation")
-    return found, *(each.to(images)[:, None, None] for each in (scale, shift))
+    read = replace(inputs, mean=means.tolist(), std=stds.tolist(), origin="those of its own normalisation")
+    return read, scale.to(images)[:, None, None], shift.to(images)[:, None, None]
 
 
 class Rest(nn.Module):
