@@ -16,6 +16,7 @@ from explainers.models import TargetModel
 from explainers.models.plain import PlainBackbone
 from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
 from explainers.posthoc.names import label_methods
+from explainers.saved.identity import find_changes
 from explainers.share import load
 from explainers.share.catalogue import COMMANDS, WEIGHTS, available, for_target, not_shipped
 from explainers.transformer.blocks import find_blocks, is_transformer, num_prefix_tokens
@@ -131,6 +132,9 @@ def _choose_default(target: TargetModel, purpose: Purpose) -> tuple[Explainer, s
             return explainer, label
         except InputError as error:
             reasons.append(f"the shipped {known.explainer} does not explain it ({error})")
+    if changed := find_changes(target.backbone):
+        shown = f"{', '.join(changed[:3])}{', ...' * (len(changed) > 3)}"
+        reasons.append(f"hooks or replaced methods ({shown}) are no part of the model that a shipped explainer learned")
     other = target.name in {known.name.partition(".")[0] for known in available()}  # with other weights or positions
     size = f" at {target.grid.size[0]} × {target.grid.size[1]} pixels" if other else ""
     none = f"no trained explainer is shipped for this backbone{size} (explainers.available() says how to train one)"

@@ -13,6 +13,7 @@ from explainers.models import TargetModel, as_target
 from explainers.models.heads import TextProjection
 from explainers.models.outputs import TargetFunction
 from explainers.models.scores import Score
+from explainers.models.wrappers import share_weights
 from explainers.text import TextHead, clip_text_head
 from explainers.text.encoders import clip_encoder
 
@@ -53,9 +54,10 @@ def _share_weights(target: TargetModel) -> TargetModel:
     """
     if any(weight.is_inference() for weight in [*target.parameters(), *target.buffers()]):
         return target.copied()
-    shared: dict[int, Any] = {id(weight): nn.Parameter(weight.detach(), False) for weight in target.parameters()}
-    shared |= {id(buffer): buffer.detach() for buffer in target.buffers()}
-    return copy.deepcopy(target, shared)
+    shared = share_weights(target) | {id(buffer): buffer.detach() for buffer in target.buffers()}
+    own = copy.deepcopy(target, shared)
+    own.origin = target.origin
+    return own
 
 
 def own_text_head(model: Any, target: TargetModel) -> TextHead | None:

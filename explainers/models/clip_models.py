@@ -1,5 +1,6 @@
 """CLIP of OpenAI and of open_clip: its image tower as a model of timm. They are known by their parts, not imported."""
 
+import operator
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,6 @@ from explainers.models.mapping import (
     Inputs,
     Plan,
     Table,
-    Unmapped,
     linear_part,
     map_to_timm,
     rename_weights,
@@ -23,6 +23,7 @@ from explainers.models.mapping import (
 )
 from explainers.models.model import TargetModel
 from explainers.models.plain import plain_target
+from explainers.models.probes import Unmapped
 
 TOWER: Table = (
     (r"^proj$", None),
@@ -106,7 +107,7 @@ def plan(tower: Any, inputs: Inputs) -> Plan:
         "init_values": 1.0 if "blocks.0.ls1.gamma" in named else None,
     }
     head = None if tower.proj is None else TextProjection(tower.proj.detach().T)
-    return Plan("clip image tower", "vit_base_patch16_clip_224", sizes, named, head, nn.Module.__call__, inputs)
+    return Plan("clip image tower", "vit_base_patch16_clip_224", sizes, named, head, operator.call, inputs)
 
 
 def _projection(head: nn.Module) -> nn.Module:

@@ -7,32 +7,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules import module as modules
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
 from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
 from explainers.models.fetching import timm_model
-from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, take_apart
+from explainers.models.heads import Inseparable
+from explainers.models.inside import find_backbones, find_library, is_of_timm, read_inputs, set_size, take_apart
 from explainers.models.mapping import (
     Inputs,
     Plan,
     Statistics,
-    Unmapped,
     channels,
     check_stated,
     map_to_timm,
     state_statistics,
 )
-from explainers.models.model import TargetModel, count_channels
+from explainers.models.model import TargetModel
 from explainers.models.names import list_names, read_names
 from explainers.models.outputs import OutputReader, TargetFunction
 from explainers.models.plain import plain_target
 from explainers.models.preprocessing import read_processor
+from explainers.models.probes import TOLERANCE, Origin, Unmapped, compare_outputs, count_channels, draw_probes
 from explainers.models.scores import Score
 from explainers.models.wrappers import take_off_wrappers
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
+from explainers.saved.identity import is_added
 
 
 @keep_random_state()
@@ -48,6 +52,7 @@ def as_target(
     processor: Any = None,
     score: Score | None = None,
     target: TargetFunction | None = None,
+    whole: bool = False,
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
 
@@ -74,6 +79,8 @@ def as_target(
             `target`, else what the config of transformers says, else `softmax`.
         target: function of what the module returns for B images → the number of each image that is explained, (B,),
             such as `lambda output: output["out"][:, 3, 40:80, 60:90].mean((1, 2))` of a segmentation.
+        whole: explain the module as it is, without methods of transformers, where its parts might compute something
+            else.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
@@ -110,6 +117,7 @@ def as_target(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a"
             " name such as vit_tiny_patch16_224, or a TargetModel"
         )
+    _check_held(model)
     if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     count = count_channels(model)
@@ -118,9 +126,19 @@ def as_target(
         count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
     means, stds = channels("mean", mean, count), channels("std", std, count)
     given = Inputs(size, means, stds, "as given", names, transform, score)
-    if target is None and not fixed:
-        return _find_target(model, weights, given)
-    return _read_output(model, weights, target, fixed, given)
+    if target is None and not fixed and not whole:
+        return _settle_hooks(_find_target(model, weights, given))
+    return _settle_hooks(_read_output(model, weights, target, fixed, given))
+
+
+def _check_held(model: nn.Module) -> None:
+    """Raise an InputError for a module without values, or with hooks that other modules have as well."""
+    if any(map(is_added, [*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()])):
+        raise InputError("model= needs hooks of its own, got such of all modules: remove them")
+    if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            f"expected {type(model).__name__} with weights, got one on the meta device: load its weights first"
+        )
 
 
 def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
@@ -138,11 +156,58 @@ def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
         given = replace(library.find_inputs(model, None, given.size).override(given), size=given.size)
         model = model.timm_model
     if is_of_timm(model):
-        stated = read_inputs(model).override(given)
-        check_stated(model, mean=stated.mean, std=stated.std)
-        found = TargetModel(state_statistics(model, given), score=given.score).float().eval()
-        return _override_settings(found, given.size, given.classes, given.transform)
+        return _take_timm(model, given)
     return _search(model, given)
+
+
+@torch.no_grad()
+def _settle_hooks(target: TargetModel) -> TargetModel:
+    """Take the caller's hooks off a target if they change no outputs, otherwise leave all; a line says which."""
+    tables: list[Any] = []
+    for part in target.modules():
+        part._backward_hooks.clear()
+        part._backward_pre_hooks.clear()
+        tables += [part._forward_hooks, part._forward_pre_hooks]
+    tables = [hooks for hooks in tables if any(map(is_added, hooks.values()))]
+    before = [dict(hooks) for hooks in tables]
+    if not tables:
+        return target
+    images = draw_probes(target.channels, target.grid.size, target.mean)
+    expected, became = target.outputs(images), "change no outputs of probe images; they are left out"
+    for hooks in tables:
+        for key in [key for key, hook in hooks.items() if is_added(hook)]:
+            del hooks[key]
+    try:
+        changed = not compare_outputs(target.outputs(images), expected) < TOLERANCE
+    except Exception:  # what follows needs what a hook returns
+        changed = True
+    if changed:
+        became = "change its outputs; they stay, and run on every pass"
+        for hooks, own in zip(tables, before, strict=True):
+            hooks.clear()
+            hooks.update(own)
+    print(f"{target.name}: its hooks {became}", file=sys.stderr, flush=True)
+    return target
+
+
+def _take_timm(model: Any, given: Inputs) -> TargetModel:
+    """Make a target of a model of timm, by its parts if their outputs are its own."""
+    inputs = read_inputs(model).override(given)
+    check_stated(model, mean=inputs.mean, std=inputs.std)
+    whole = state_statistics(model, given)
+    try:
+        found = TargetModel(whole, score=given.score).eval()
+    except Inseparable as error:
+        inputs = replace(inputs, size=given.size or inputs.size)
+        set_size(whole, given.size)
+        found = _search(whole, inputs, error.reason)
+        names = {key: value for key, value in whole.pretrained_cfg.items() if key in ("num_classes", "label_names")}
+        found.backbone.pretrained_cfg = found.backbone.pretrained_cfg | names
+        return found
+    found = _override_settings(found, given.size, given.classes, given.transform)
+    set_size(whole, given.size)
+    found.origin = Origin(found, whole)
+    return found
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
@@ -215,8 +280,7 @@ def _resize(target: TargetModel, size: tuple[int, int]) -> None:
     """Change the size of the images that a target takes; a transformer interpolates its positions."""
     backbone = target.backbone
     try:
-        if hasattr(backbone, "set_input_size"):
-            backbone.set_input_size(img_size=size)
+        set_size(backbone, size)
         backbone.pretrained_cfg["input_size"] = (len(target.mean), *size)
         target.check_grid(target.grid)
         if (taken := target.grid.size) != size:

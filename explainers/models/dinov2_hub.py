@@ -1,5 +1,6 @@
 """torch.hub's DINOv2, of facebookresearch/dinov2, as a model of timm."""
 
+import operator
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -9,7 +10,8 @@ from timm.layers import LayerNorm, SwiGLUPacked
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.models.mapping import Inputs, Mapped, Plan, Table, Unmapped, Weights, linear_part, rename_weights
+from explainers.models.mapping import Inputs, Mapped, Plan, Table, Weights, linear_part, rename_weights
+from explainers.models.probes import Unmapped
 
 NAMES: Table = (
     (r"^(mask_token$|head\.)", None),
@@ -56,7 +58,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     except (AttributeError, KeyError) as error:
         raise Unmapped(f"it is not built as DINOv2 of torch.hub is ({error})") from error
     gated = any(".mlp.w12." in name for name in model.state_dict())
-    return Plan("torch.hub DINOv2", *finish_dinov2(sizes, named, gated), head, nn.Module.__call__, inputs)
+    return Plan("torch.hub DINOv2", *finish_dinov2(sizes, named, gated), head, operator.call, inputs)
 
 
 def finish_dinov2(sizes: dict[str, Any], named: Weights, gated: bool) -> Mapped:

@@ -1,15 +1,18 @@
 """Heads of targets: taken off a timm model, linear ones in files, and those that compare embeddings with directions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import timm.data
 import torch
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, check_positive
+from explainers.models.probes import TOLERANCE, compare_outputs, count_channels, draw_probes
+from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.identity import Identity
 from explainers.saved.weights import check_floating, read_weights, save_weights
 
@@ -82,13 +85,78 @@ def split_single_logit(head: Any) -> nn.Module:
     return linear.to(head.weight.dtype).requires_grad_(head.weight.requires_grad)
 
 
+class Inseparable(InputError):
+    """A model of timm is more than one layer on its embedding; `reason` says why."""
+
+    def __init__(self, model: Any, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"expected a model with one layer from embeddings to logits, got {type(model).__name__}: {reason}: explain"
+            " it as it is, with explainers.models.as_target(model), or give a head to train, as in TargetModel(model,"
+            f" head=torch.nn.Linear({model.head_hidden_size}, classes))"
+        )
+
+
 def take_head(model: Any) -> nn.Module:
     """Take the classification layer off a timm model: the layer is H, and what remains of the model is G.
 
     The model, of timm, is changed in place. A 1 × 1 convolution of pooled maps, as in DPN and BiT, becomes a linear
-    layer; `NoHead` stands for none (num_classes=0). An InputError refuses several layers from embeddings to logits.
+    layer; `NoHead` stands for none (num_classes=0). `Inseparable` is raised if the model has several layers from
+    embeddings to logits, or if its own logits of probe images differ.
     """
     weights = set(model.parameters())
+    training = [part for part in model.modules() if part.training]
+    images = _draw_probes(model.eval())
+    expected = _run(model, images)
+    layer = _take_layer(model, weights)
+
+    def classify(images: Tensor) -> Tensor:
+        features = model.forward_features(images)
+        joined = isinstance(layer, DistilledHead)
+        embeddings = features[:, :2].flatten(1) if joined else model.forward_head(features, pre_logits=True)
+        return embeddings if isinstance(layer, NoHead) else layer(embeddings)
+
+    if reason := _tell_apart(expected, _run(classify, images)):
+        raise Inseparable(model, reason)
+    for part in training:
+        part.training = True
+    return layer
+
+
+def _draw_probes(model: Any) -> Tensor:
+    """Draw probe images for a model of timm, of the type and on the device of its weights."""
+    weight = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(0))
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    size = size or timm.data.resolve_model_data_config(model)["input_size"][1:]
+    return draw_probes(count_channels(model), tuple(size), weight.detach())
+
+
+def _run(function: Callable[[Tensor], Any], images: Tensor) -> Any:
+    """Compute outputs of images; an exception is returned, because only the author of a module knows what it means."""
+    try:
+        with ordinary_tensors(), torch.autocast(images.device.type, enabled=False):
+            return function(images)
+    except Exception as error:
+        return error
+
+
+def _tell_apart(expected: Any, found: Any) -> str:
+    """Say how a model's own outputs differ from those of its parts; nothing where neither has finite ones."""
+    fine = [isinstance(each, Tensor) and not each.is_meta and bool(each.isfinite().all()) for each in (expected, found)]
+    if not any(fine):
+        return ""  # which is refused elsewhere
+    if getattr(expected, "shape", None) != getattr(found, "shape", None):
+        own, parts = (
+            list(each.shape) if isinstance(each, Tensor) else " ".join(repr(each).split())[:120]
+            for each in (expected, found)
+        )
+        return f"it has outputs of the shape {own}, its parts {parts}"
+    difference = compare_outputs(found, expected)
+    return f"its own outputs differ by {difference:.1g} from those of its parts" * (not difference < TOLERANCE)
+
+
+def _take_layer(model: Any, weights: set[nn.Parameter]) -> Any:
+    """Take the classification layer off a timm model with these weights, see `take_head`."""
     layer: Any = model.get_classifier()
     if any(part is None or isinstance(part, nn.Identity) for part in (layer if isinstance(layer, tuple) else [layer])):
         return NoHead()
@@ -97,11 +165,7 @@ def take_head(model: Any) -> nn.Module:
     model.reset_classifier(0)
     one = isinstance(layer, nn.Module) and not isinstance(layer, nn.ModuleList)
     if not one or weights.difference(model.parameters()) != set(layer.parameters()):
-        raise InputError(
-            f"expected a model with one layer from embeddings to logits, got {type(model).__name__}, which has several:"
-            " take another, such as a ViT, DeiT, Swin or ResNet, or give a head to train, as in"
-            f" TargetModel(model, head=torch.nn.Linear({model.head_hidden_size}, classes))"
-        )
+        raise Inseparable(model, "it has several layers from embeddings to logits")
     if not isinstance(layer, nn.Conv2d):
         return layer
     linear = nn.Linear(layer.in_channels, layer.out_channels, layer.bias is not None)

@@ -26,7 +26,6 @@ from explainers.models.mapping import (
     Mapped,
     Plan,
     Table,
-    Unmapped,
     Weights,
     class_and_patches,
     join_weights,
@@ -34,6 +33,7 @@ from explainers.models.mapping import (
     rename_weights,
 )
 from explainers.models.preprocessing import guess_transform
+from explainers.models.probes import Unmapped
 from explainers.models.scores import Score
 
 FIRST_TOKEN = ("vit", "deit")

@@ -8,7 +8,8 @@ from typing import Any
 
 from timm.models.resnet import BasicBlock, Bottleneck
 
-from explainers.models.mapping import Mapped, Table, Unmapped, Weights, rename_weights
+from explainers.models.mapping import Mapped, Table, Weights, rename_weights
+from explainers.models.probes import Unmapped
 
 CONVNEXT: Table = (
     (r"^classifier\.", None),

@@ -16,21 +16,12 @@ import explainers.models.dinov2_hub as dinov2_hub
 import explainers.models.huggingface as huggingface
 import explainers.models.torchvision_models as torchvision_models
 from explainers.errors import InputError
-from explainers.models.heads import NoHead
-from explainers.models.mapping import (
-    TOLERANCE,
-    Inputs,
-    Unmapped,
-    channels,
-    check_stated,
-    compare_outputs,
-    draw_probes,
-    linear_part,
-    map_to_timm,
-)
+from explainers.models.heads import Inseparable, NoHead
+from explainers.models.mapping import Inputs, channels, check_stated, linear_part, map_to_timm
 from explainers.models.model import TargetModel
 from explainers.models.plain import check_logits, check_no_probabilities, take_logits
-from explainers.models.wrappers import copy_module
+from explainers.models.probes import TOLERANCE, Origin, Unmapped, compare_outputs, draw_probes
+from explainers.models.wrappers import copy_module, share_weights
 from explainers.saved.identity import INACTIVE
 
 LIBRARIES: dict[str, ModuleType] = {
@@ -102,14 +93,15 @@ def take_apart(model: nn.Module, name: str, given: Inputs) -> tuple[TargetModel,
     own = copy_module(model).float().eval()
     part: Any = own.get_submodule(name)
     inside = _embed_like(part, given.size)
-    probes = draw_probes(inside)
+    probes = draw_probes(inside.channels, inside.grid.size, inside.mean)
+    whole = copy_module(own, share_weights(own))
     try:
         seen, outputs, expected = _record(own, part, probes)
     except (InputError, Unmapped):
         raise
     except Exception as error:  # of the module: only its author can say which
         raise Unmapped(f"it raises {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
-    inputs = _read_normalisation(probes, seen, read_inputs(part, given.size), given)
+    inputs, scale, shift = _read_normalisation(probes, seen, read_inputs(part, given.size), given)
     check_stated(model, mean=inputs.mean, std=inputs.std)
     if given.score != "value":
         check_no_probabilities(expected[:3], type(model).__name__)
@@ -123,9 +115,17 @@ def take_apart(model: nn.Module, name: str, given: Inputs) -> tuple[TargetModel,
     target.backbone.pretrained_cfg = target.backbone.pretrained_cfg | {"mean": inputs.mean, "std": inputs.std}
     found = TargetModel(target.backbone, linear_part(head) or head, given.score).eval()
     found.classes = inside.classes if head is inside.head else []
+    own_input = lambda normalised: take_logits(whole((normalised - shift) / scale), type(model).__name__)  # noqa: E731
+    found.origin = Origin(found, own_input)
     kind, library = type(part).__name__, type(part).__module__.partition(".")[0]
     said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {_describe(head, layers)}"
     return found, f"{said}; outputs differ by at most {difference:.0g}; {inputs}"
+
+
+def set_size(part: Any, size: tuple[int, int] | None) -> None:
+    """Let a model of timm, changed in place, take images of another size, if one is given; CNNs take any."""
+    if size is not None and hasattr(part, "set_input_size"):
+        part.set_input_size(img_size=size)
 
 
 def _embed_like(part: Any, size: tuple[int, int] | None) -> TargetModel:
@@ -135,11 +135,12 @@ def _embed_like(part: Any, size: tuple[int, int] | None) -> TargetModel:
         if library is not None:
             return map_to_timm(part, library.plan(part, read_inputs(part, size)))[0]
         if size is not None:
-            if hasattr(part, "set_input_size"):
-                part.set_input_size(img_size=size)
+            set_size(part, size)
             in_channels = timm.data.resolve_model_data_config(part)["input_size"][0]
             part.pretrained_cfg = {**part.pretrained_cfg, "input_size": (in_channels, *size)}
         return TargetModel(part).eval()
+    except Inseparable:  # the module may use it in another way
+        return TargetModel(part, NoHead()).eval()
     except InputError as error:
         raise Unmapped(str(error)) from error
 
@@ -166,8 +167,14 @@ def _record(module: nn.Module, part: Any, images: Tensor) -> tuple[Tensor, dict[
     return seen, outputs, logits
 
 
-def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, given: Inputs) -> Inputs:
-    """The images that a module takes, whose backbone sees `seen` of the probe images, and takes `inputs`."""
+def _read_normalisation(
+    images: Tensor, seen: Tensor, inputs: Inputs, given: Inputs
+) -> tuple[Inputs, Tensor | float, Tensor | float]:
+    """The images that a module takes, whose backbone sees `seen` of the probe images, and takes `inputs`.
+
+    Returns:
+        The images, and by what the module multiplies them, and adds to them, (C, 1, 1) each.
+    """
     if seen.shape != images.shape:
         raise Unmapped(
             f"it sees images of shape {list(seen.shape[1:])}, where the module takes {list(images.shape[1:])}"
@@ -180,7 +187,7 @@ def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, given: Inp
         raise Unmapped("it sees other images than the module, which differ by more than a normalisation")
     mean, std = channels("mean", given.mean, len(scale)), channels("std", given.std, len(scale))
     if torch.allclose(seen, images):
-        return inputs.override(Inputs(None, mean, std, ""))
+        return inputs.override(Inputs(None, mean, std, "")), 1.0, 0.0
     taken = torch.tensor(mean or 0.0).to(scale), torch.tensor(std or 1.0).to(scale)
     means, stds = (taken[0] - shift * taken[1] / scale).round(decimals=6), (taken[1] / scale).round(decimals=6)
     if not ((means >= 0) & (means <= 1) & (stds > 0)).all():
@@ -188,7 +195,8 @@ def _read_normalisation(images: Tensor, seen: Tensor, inputs: Inputs, given: Inp
             f"std= is needed: the module normalises its images itself, and pixels from 0 to 1 would have mean"
             f" {means.tolist()} and std {stds.tolist()}: give mean=0, std=1/255 if it takes pixels to 255"
         )
-    return replace(inputs, mean=means.tolist(), std=stds.tolist(), origin="those of its own normalisation")
+    read = replace(inputs, mean=means.tolist(), std=stds.tolist(), origin="those of its own normalisation")
+    return read, scale.to(images)[:, None, None], shift.to(images)[:, None, None]
 
 
 class Rest(nn.Module):

@@ -1,6 +1,5 @@
 """What models of other libraries take, and the same models in timm's architecture, with the same outputs."""
 
-import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +9,15 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
+from explainers.models.heads import NoHead
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
+from explainers.models.probes import TOLERANCE, Origin, Unmapped, compare_outputs, draw_probes
 from explainers.models.scores import Score
+from explainers.models.wrappers import copy_module, share_weights
 
 Statistics = float | Sequence[float] | None
 """Mean or standard deviation of pixels from 0 to 1: one for all channels, or one for each; None for the model's own."""
@@ -25,11 +26,6 @@ Table = Sequence[tuple[str, str | Callable[[re.Match[str]], str] | None]]
 """Patterns of names, and what replaces them, in this order; None drops the weights whose names match."""
 
 Weights = dict[str, Tensor]
-
-TOLERANCE = 1e-3
-"""Largest difference of outputs that counts as rounding, relative to how far the outputs of images differ."""
-PROBE_SIDES = (1, 2, 4, 16)
-"""Sides of the noise in each probe image, before it is enlarged: outputs differ far more than those of fine noise."""
 
 Mapped = tuple[str, dict[str, Any], Weights]
 """Name of an architecture in timm, the arguments of its size, and the weights by timm's names."""
@@ -79,10 +75,6 @@ class Inputs:
         return f"mean {mean}, std {std}{photos} ({self.origin})"
 
 
-class Unmapped(Exception):  # noqa: N818 - not an error: such a model becomes a plain target
-    """A model has no equal in timm; the message says why."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """How a model of another library becomes a model of timm.
@@ -126,8 +118,8 @@ def _join_class_and_patches(tokens: Tensor, prefix: int, pool_type: str | None =
 
 
 def state_statistics(model: Any, inputs: Inputs) -> Any:
-    """Return a model of timm, with the same weights, whose config states the mean and std that are given."""
-    stated = copy.copy(model)
+    """Return a model of timm in float32 and eval mode, with the same weights, that states the mean and std given."""
+    stated: Any = copy_module(model, share_weights(model)).float().eval()
     stated.pretrained_cfg = dict(getattr(model, "pretrained_cfg", {"architecture": type(model).__name__})) | {
         name: tuple(values) for name, values in (("mean", inputs.mean), ("std", inputs.std)) if values is not None
     }
@@ -165,7 +157,7 @@ def _build(plan: Plan) -> TargetModel:
         "std": tuple(plan.inputs.std or ()),
         "transform": plan.inputs.transform,
     }
-    head = None if plan.head is None else copy.deepcopy(plan.head).cpu().float()
+    head = NoHead() if plan.head is None else copy_module(plan.head).cpu().float()
     target = TargetModel(model, head, plan.inputs.score)
     if plan.inputs.classes:
         target.classes = list_names(plan.inputs.classes, target.num_classes)
@@ -175,10 +167,12 @@ def _build(plan: Plan) -> TargetModel:
 @torch.no_grad()
 def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> float:
     """Compare the outputs of a model and of its target for probe images, see `compare_outputs`."""
-    copied = copy.deepcopy(original).eval().float()
-    images = draw_probes(target)
+    copied = copy_module(original, share_weights(original)).eval().float()
+    images = draw_probes(target.channels, target.grid.size, target.mean)
     try:
         expected = plan.outputs(copied, images)
+    except AttributeError as error:
+        raise Unmapped(f"it returns something else than its class does ({error})") from error
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         height, width = target.grid.size
         raise InputError(
@@ -187,24 +181,9 @@ def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> flo
         ) from error
     embeddings = target.embed(images)
     # By the original head, of which a target may have made two classes
-    found = embeddings if plan.head is None else copy.deepcopy(plan.head).eval().float()(embeddings)
+    found = embeddings if plan.head is None else copy_module(plan.head).eval().float()(embeddings)
+    target.origin = Origin(target, partial(plan.outputs, copied))
     return compare_outputs(found, expected)
-
-
-def draw_probes(target: TargetModel) -> Tensor:
-    """Draw normalised images (4, C, H, W) of a model, whose outputs differ."""
-    generator = torch.Generator().manual_seed(0)
-    noise = [torch.randn(1, len(target.mean), side, side, generator=generator) for side in PROBE_SIDES]
-    images = torch.cat([F.interpolate(each, size=target.grid.size, mode="bilinear") for each in noise])
-    return images.to(target.mean.device)
-
-
-def compare_outputs(found: Tensor, expected: Tensor) -> float:
-    """Compute the largest difference of outputs (B, K), relative to how far the images' outputs differ."""
-    if found.shape != expected.shape:
-        raise Unmapped(f"its outputs have the shape {list(expected.shape)}, those of timm's model {list(found.shape)}")
-    spread = (expected - expected.mean(0)).abs().max().clamp(min=1e-6 * expected.abs().max() + 1e-12)
-    return float((found - expected).abs().max() / spread)
 
 
 def linear_part(head: nn.Module) -> nn.Module | None:

@@ -1,6 +1,5 @@
 """The model to explain: a classifier head H on a backbone G (TVE, Section 2), both from timm."""
 
-import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,8 +27,9 @@ from explainers.models.heads import (
     take_head,
 )
 from explainers.models.inputs import zero_to_one
+from explainers.models.probes import Origin, count_channels
 from explainers.models.scores import Score, scale_logits
-from explainers.runtime.modes import ordinary_tensors
+from explainers.models.wrappers import copy_attributes, copy_module
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_finite, check_identity
 
@@ -38,16 +38,6 @@ DEFAULT_PATCH = 16
 
 LIMITS = ("_min", "_max")
 """Ends of names of what is infinite in Gemma 4 where it does not clip."""
-
-
-def count_channels(model: nn.Module) -> int:
-    """Count the channels of a model's images: as it says, else those of its first convolution; 3 without one.
-
-    >>> count_channels(nn.Conv2d(6, 8, 3)), count_channels(nn.Linear(2, 2))
-    (6, 3)
-    """
-    first = next((layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)), 3)
-    return getattr(model, "in_chans", None) or first
 
 
 def find_statistics(model: nn.Module) -> tuple[list[float], list[float]]:
@@ -95,6 +85,8 @@ class TargetModel(nn.Module):
 
     mean: Tensor
     std: Tensor
+    origin: Origin | None = None
+    """What was taken apart, until it is compared on the first photo."""
 
     @checks_choices
     def __init__(self, model: Any, head: nn.Module | str | Path | None = None, score: Score | None = None) -> None:
@@ -108,8 +100,8 @@ class TargetModel(nn.Module):
                 f"expected a classifier of timm, got {type(model).__name__}: convert a model of another library with"
                 " explainers.models.as_target(model)"
             )
-        with ordinary_tensors():
-            model, head = copy.deepcopy((model, head))
+        memo: dict[int, Any] = {}
+        model, head = (copy_module(each, memo) if isinstance(each, nn.Module) else each for each in (model, head))
         self.distilled = isinstance(model, VisionTransformerDistilled)
         self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
         path = head if isinstance(head, str | Path) else "the head"
@@ -174,8 +166,10 @@ class TargetModel(nn.Module):
 
     def copied(self) -> "TargetModel":
         """A copy, also of a model that was made inside `torch.inference_mode`, whose weights autograd refuses."""
-        with ordinary_tensors():
-            return copy.deepcopy(self)
+        return copy_attributes(self, {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TargetModel":
+        return copy_attributes(self, memo)  # type: ignore[no-any-return]
 
     @property
     def patch_size(self) -> int | None:
@@ -293,7 +287,10 @@ class TargetModel(nn.Module):
 
     def normalise(self, images: Tensor) -> Tensor:
         """Normalise images (B, C, H, W), uint8 or uint16, with mean and std of the backbone's training: float32."""
-        return (zero_to_one(images) - self.mean) / self.std
+        normalised = (zero_to_one(images) - self.mean) / self.std
+        if self.origin is not None:
+            self.origin.compare(self, normalised)
+        return normalised
 
     def embed(self, normalised: Tensor) -> Tensor:
         """Compute G: normalised images (B, C, H, W) → embeddings (B, D)."""
@@ -314,9 +311,7 @@ class TargetModel(nn.Module):
 
     def read_maps(self, normalised: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Compute what `pool` takes, and the feature maps of `embed_with_maps`."""
-        tokens = isinstance(
-            self.backbone, VisionTransformer | NaFlexVit
-        )  # NLC avoids a copy, but other models support NCHW alone
+        tokens = isinstance(self.backbone, VisionTransformer | NaFlexVit)  # NLC avoids a copy
         features, maps = self.backbone.forward_intermediates(
             normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
         )
@@ -379,6 +374,11 @@ class TargetModel(nn.Module):
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.head(embeddings.float())
+
+    def outputs(self, normalised: Tensor) -> Tensor:
+        """Compute the logits of normalised images (B, C, H, W), (B, K); the embeddings (B, D) without a head."""
+        embeddings = self.embed(normalised)
+        return embeddings if isinstance(self.head, NoHead) else self.classify(embeddings)
 
     def scores(self, logits: Tensor) -> Tensor:
         """Turn logits (..., K) into what the model states: probabilities, or values, see `scores.Score`."""

@@ -1,5 +1,6 @@
 """torchvision's ViT, Swin, Swin v2, ResNet and ConvNeXt as models of timm."""
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +14,9 @@ from torch import nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
-from explainers.models.mapping import Inputs, Mapped, Plan, Table, Unmapped, Weights, linear_part, rename_weights
+from explainers.models.mapping import Inputs, Mapped, Plan, Table, Weights, linear_part, rename_weights
 from explainers.models.preprocessing import read_processor
+from explainers.models.probes import Unmapped
 
 VIT: Table = (
     (r"^heads\.", None),
@@ -136,7 +138,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         mapped, head = convert(model, model.state_dict(), inputs.size), linear_part(head_of(model))
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise Unmapped(f"it is not built as torchvision's {family} is ({error})") from error
-    return Plan(f"torchvision {family}", *mapped, head, nn.Module.__call__, inputs)
+    return Plan(f"torchvision {family}", *mapped, head, operator.call, inputs)
 
 
 def is_model(module: nn.Module) -> bool:

@@ -138,8 +138,37 @@ def _signed_sums(weight: Tensor) -> Tensor:
     return F.pad(weight.flatten() * signs, (0, -weight.numel() % SUMS)).view(-1, SUMS).sum(0)
 
 
+LIBRARIES = ("torch.", "timm.", "transformers.", "lightning.", "wandb.", "accelerate.", "explainers.", "callbacks.")
+"""Packages whose hooks and replaced methods change no outputs, or are told by weights or architecture."""
+
+
+def is_added(function: Any) -> bool:
+    """Whether a hook or a method was added to a module by a caller's program, and by no library."""
+    function = function.func if isinstance(function, partial) else function
+    return not f"{getattr(function, '__module__', '')}.".startswith(LIBRARIES)
+
+
+def is_changed(part: nn.Module) -> bool:
+    """Whether a module, without those inside of it, has forward hooks or a replaced method of a caller's program."""
+    found = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+    for name, value in vars(part).items():
+        replaces = callable(value) and callable(getattr(type(part), name, None))
+        found += [value] * (replaces and (name == "forward" or not hasattr(nn.Module, name)))
+    if not is_added(type(part)):
+        found.append(inspect.getattr_static(type(part), "forward"))
+    return any(map(is_added, found))
+
+
+def find_changes(module: nn.Module) -> list[str]:
+    """Name the layers that are changed, see `is_changed`, which neither weights nor types of layers show."""
+    return [name or type(module).__name__ for name, part in module.named_modules() if is_changed(part)]
+
+
 def architecture_hash(module: nn.Module, sized: bool = True) -> str:
     """Compute the SHA-256 of a module's architecture: the names, types and settings of its submodules.
+
+    Hooks and replaced methods belong to it, see `find_changes`.
+
 
     Settings are attributes with the name of a constructor argument, such as the number of heads, the epsilon of a
     normalisation or the size of a window. Dropout is ignored, because an explained model is in evaluation mode; and the
@@ -157,6 +186,7 @@ def architecture_hash(module: nn.Module, sized: bool = True) -> str:
         for name, part in module.named_modules()
         if not isinstance(part, INACTIVE) and not hasattr(part, "_orig_mod")
     ]
+    described += [(name, "changed", {}) for name in find_changes(module)]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 

@@ -149,6 +149,7 @@ def not_shipped(target: TargetModel, explainer: str) -> InputError:
     """The error for an explainer that is not shipped for a model."""
     known = ", ".join(each.name for each in available() if each.explainer == explainer) or "none"
     return InputError(
-        f"expected a backbone for which {explainer} is shipped ({known}), got {target.name} with other weights: train"
+        f"expected a backbone for which {explainer} is shipped ({known}), got {target.name} with other weights,"
+        " hooks or replaced methods: train"
         f" one with `{COMMANDS[explainer].format(model=target.name)}`, and give its folder"
     )
