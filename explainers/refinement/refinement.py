@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
     Standard errors are those of differences between patches: they do not include an offset that all patches share.
     1.96 of them are a 95 % interval for what endless passes give, see `benchmarks/error_coverage.py`. They are infinite
-    where nothing was fitted, as with `fit="again"`, and where of few patches fewer than four different pairs were drawn.
+    where nothing was fitted, as with `fit="again"`, and where few patches gave less than four different pairs.
     """
 
     heatmaps: Tensor
