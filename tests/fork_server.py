@@ -20,6 +20,8 @@ from contextlib import suppress
 from importlib import import_module
 
 LARGEST_JOB = 2**17
+PATIENCE = 1200
+"""Seconds after which something hangs. No test passes sooner or later for it, however busy the machine is."""
 FORK = multiprocessing.get_context("fork")
 server = None
 """The socket on which the server gets jobs; None in the server and in its forks."""
@@ -154,7 +156,7 @@ def fork(work, *args, **settings):
     return Fork(pickle.dumps((dict(os.environ), os.getcwd(), sys.path, work)))
 
 
-def join(process, seconds):
+def join(process, seconds=PATIENCE):
     """Wait until a fork ends. One that hangs prints where, by faulthandler, and dies by SIGABRT."""
     process.join(seconds)
     if process.is_alive():

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from commands import PYTHONPATH, ROOT
-from fork_server import fork, join
+from fork_server import PATIENCE, fork, join
 from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed import run as torchrun
@@ -68,7 +68,7 @@ class Started:
         self.log = Path(log)
         self.process = fork(run_in_session, work, self.log, prepare)
 
-    def end(self, timeout: float = 180) -> tuple[int, str]:
+    def end(self, timeout: float = PATIENCE) -> tuple[int, str]:
         """Wait until it ends; one that hangs is killed. Its exit code, negative for a signal, and what was printed."""
         join(self.process, timeout)
         self.kill()
@@ -78,7 +78,7 @@ class Started:
         """Kill all processes that are left, and wait until they are gone: what they write would count for the next."""
         self.process.kill()
         self.process.join()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while (left := self.left()) and time.monotonic() < deadline:
             for process, command in left.items():
                 if "resource_tracker" not in command:  # Python's own: it removes shared memory, and ends
@@ -114,9 +114,9 @@ def forked(program, *overrides, folder, prepare=ask_no_gpu):
         started.kill()
 
 
-def wait_for(happened: Callable[[], bool], seconds: float, what: str) -> None:
+def wait_for(happened: Callable[[], bool], what: str) -> None:
     """Wait until something has happened; fail with `what` if it has not in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not happened():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
@@ -148,7 +148,7 @@ class Forks:
 
     def wait(self):
         for process in self.processes:
-            join(process, 120)
+            join(process)
         return max(abs(process.exitcode) for process in self.processes)
 
 

@@ -16,6 +16,17 @@ def design(keep, prior):
     return np.array(free, float), np.array(rows, float)
 
 
+def merged(keep, observed):
+    """Different masks, one of each and its complement; the means that they observe; how often each was drawn."""
+    means = {}
+    for mask, value in zip(keep, observed, strict=True):
+        other = tuple(not seen for seen in mask)
+        known = other in means
+        means.setdefault(other if known else tuple(mask), []).append(-value if known else value)
+    counts = np.array([len(values) for values in means.values()])
+    return list(means), np.array([sum(values) / len(values) for values in means.values()]), counts
+
+
 def for_strength(free, rows, observed, strength):
     """α, δ, the evidence, and parts of standard errors, for observed ~ N(free · b, variance · (1 + rows rowsᵀ / λ)).
 
@@ -39,8 +50,9 @@ def for_strength(free, rows, observed, strength):
 
 def refined(keep, observed, prior, relative_strengths, belief):
     """Attributions and standard errors of N patches, of M pairs of one image."""
-    observed = np.array(observed)
-    free, rows = design(keep, prior)
+    keep, observed, times = merged(keep, observed)
+    free, rows = (each * np.sqrt(times)[:, None] for each in design(keep, prior))
+    observed = observed * np.sqrt(times)
     count, patches = rows.shape
     if np.linalg.lstsq(free, observed, rcond=None)[0][1] <= 0:
         free = free[:, :1]

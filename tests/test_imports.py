@@ -204,7 +204,7 @@ def explain_without_extras(path):
 
 
 def test_images_are_explained_without_extras(tmp_path):
-    join(fork(explain_without_extras, tmp_path / "said.json"), 180)
+    join(fork(explain_without_extras, tmp_path / "said.json"))
     heatmaps, picture, said = json.loads((tmp_path / "said.json").read_text())
     assert heatmaps == [[1, 10, 10]] * 2 and picture == [3, 160, 160]
     line = "expected {} for {}, got an installation without it: pip install 'transferable-explainers[{}]'"

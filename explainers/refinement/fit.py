@@ -41,7 +41,7 @@ class Posterior:
     probabilities: Tensor  # of the strengths, (B, K)
     factors: Tensor  # α for each strength, (B, K)
     factor_variances: Tensor  # the variance of α for each strength, (B, K)
-    freedom: Tensor  # degrees of freedom of the errors: pairs minus numbers without a penalty, (B,)
+    freedom: Tensor  # degrees of freedom of the errors: different pairs minus numbers without a penalty, (B,)
 
     @property
     def mean_factor(self) -> Tensor:
@@ -71,7 +71,8 @@ class Regression:
 
         The variance has three parts: that of the posterior for each strength without the errors of pairs; that of the
         fits between the strengths; and that of the errors of pairs, each with its own variance (HC2 of MacKinnon and
-        White, 1985: squared residuals, divided by 1 − leverage).
+        White, 1985: squared residuals, divided by 1 − leverage). With less than two degrees of freedom, nothing tells
+        the errors, and standard errors are infinite.
         """
         mixture = to_float64(mixture)
         values = mixture @ self.values.mT
@@ -97,7 +98,7 @@ class Regression:
         errors = (basis.left @ residual.mT + beyond).square() / (1 - self.leverages).clamp(min=TINY)[..., None]
         influence = (basis.left * posterior.shrinkage(basis)[:, None]) @ basis.right  # of pairs on δ, (B, M, N)
         noise = (errors * (posterior.freedom / spared[:, 0])[:, None, None]).mT @ influence.square()
-        return values, (variance + noise).sqrt()
+        return values, (variance + noise).sqrt().masked_fill((posterior.freedom < 2)[:, None, None], torch.inf)
 
 
 def fit_pairs(
@@ -132,9 +133,9 @@ def fit_pairs(
         members = signs - signs.mean(-1, keepdim=True)  # so that δ sums to 0
         if total is not None:
             observed = observed - sizes[..., None] * to_float64(total)[:, None] / keep.shape[-1]
-        if weights is not None:
-            root = to_float64(weights).sqrt()
-            sizes, members, observed = sizes * root, members * root[..., None], observed * root[..., None]
+        observed, times = merge_pairs(signs, observed)
+        root = (times if weights is None else times * to_float64(weights)).sqrt()
+        sizes, members, observed = sizes * root, members * root[..., None], observed * root[..., None]
         shift = normalise(sizes if total is None else torch.zeros_like(sizes))
         basis = decompose(project_out(members, shift))
         left = project_out(observed, shift)
@@ -144,7 +145,7 @@ def fit_pairs(
         along = basis.sizes[..., None] * (basis.right @ prior)
         used = ((along @ judged) * (seen @ judged)).sum((1, 2)) > 0  # α ≥ 0
         prior, along = prior * used[:, None, None], along * used[:, None, None]
-        freedom = keep.shape[1] - to_float64(used) - (1 if total is None else 0)
+        freedom = (times > 0).sum(1) - to_float64(used) - (1 if total is None else 0)
         column = (seen @ judged)[..., 0], (along @ judged)[..., 0], (beyond @ judged).square().sum((1, 2))
         posterior = compute_posterior(basis, keep.shape[-1], *column, freedom)
         leverages = shift.square() + compute_leverages(basis, posterior, column[1])
@@ -157,6 +158,25 @@ def fit_pairs(
         else:
             even = to_float64(total) / keep.shape[-1]
     return Regression(values + even[:, None], prior, basis, seen, beyond, posterior, leverages)
+
+
+def merge_pairs(signs: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+    """Average what pairs of one coalition, or of its complement, observe: such pairs tell no more than one of them.
+
+    Args:
+        signs: 1 for the patches of the coalition and −1 for others, float64 (B, M, N).
+        observed: v(S) − v(S̄), (B, M, C).
+
+    Returns:
+        The means, (B, M, C), and how often each coalition was drawn, (B, M): 0 at all of its pairs but the first.
+
+    >>> signs = torch.tensor([[[1.0, 1, -1], [1, -1, -1], [-1, -1, 1]]])
+    >>> [each.flatten().tolist() for each in merge_pairs(signs, torch.tensor([[[2.0], [7], [-4]]]))]
+    [[3.0, 7.0, -3.0], [2.0, 1.0, 0.0]]
+    """
+    alike = (signs @ signs.mT / signs.shape[-1]).trunc()  # 1 for equal coalitions, −1 for complements
+    times = alike.abs().sum(-1)
+    return alike @ observed / times[..., None], times * (alike.tril(-1) == 0).all(-1)
 
 
 def decompose(rows: Tensor) -> Basis:

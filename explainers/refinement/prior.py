@@ -1,5 +1,7 @@
 """The prior of a refinement: an explainer, the model that it explains, and what it says about images."""
 
+import os
+import threading
 from typing import Any
 
 import torch
@@ -11,6 +13,10 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import check_explains_functionals
 from explainers.runtime.modes import to_float64
+
+COMPUTING = threading.RLock()
+"""Held while a model computes for a refinement: methods attach hooks to it, which other threads would call."""
+os.register_at_fork(before=COMPUTING.acquire, after_in_parent=COMPUTING.release, after_in_child=COMPUTING.release)
 
 
 class Prior:
@@ -34,10 +40,12 @@ class Prior:
         self.images = images
         shape = len(images), grid.num_patches, target.embed_dim
         if isinstance(explainer, VectorExplainer):
-            vectors, embeddings = explainer.decompose(images)
+            with COMPUTING:
+                vectors, embeddings = explainer.decompose(images)
             self.vectors = check_prior(vectors, shape, "vectors").float()
         else:
-            embeddings = target.embed(target.normalise(images))
+            with COMPUTING:
+                embeddings = target.embed(target.normalise(images))
             self.vectors = None if explainer is not None else torch.zeros(shape, device=embeddings.device)
         self.embeddings = embeddings.detach().float()
 
@@ -45,14 +53,16 @@ class Prior:
         """Heatmaps of classes (B,), whose functionals are (B, 1, D): float64, (B, 1, N)."""
         if self.vectors is not None:
             return products(functionals, self.vectors)
-        return self._checked(self.explainer(self.images, classes))
+        with COMPUTING:
+            return self._checked(self.explainer(self.images, classes))
 
     def of_functionals(self, functionals: Tensor) -> Tensor:
         """Heatmaps of functionals (B, V, D), or (B, D) for V = 1: float64, (B, V, N)."""
         if self.vectors is not None:
             return products(functionals if functionals.dim() == 3 else functionals[:, None], self.vectors)
         check_explains_functionals(self.explainer)
-        return self._checked(self.explainer.explain(self.images, functionals), *functionals.shape[1:-1])
+        with COMPUTING:
+            return self._checked(self.explainer.explain(self.images, functionals), *functionals.shape[1:-1])
 
     def _checked(self, heatmaps: Any, *several: int) -> Tensor:
         """Check heatmaps (B, rows, columns), or (B, V, rows, columns) of several functionals: (B, V, N)."""

@@ -21,7 +21,7 @@ from explainers.refinement.coalitions import (
     weigh_pairs,
 )
 from explainers.refinement.fit import Regression, fit_pairs
-from explainers.refinement.prior import Prior, products
+from explainers.refinement.prior import COMPUTING, Prior, products
 from explainers.runtime.modes import ordinary_tensors
 
 
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
     Standard errors are those of differences between patches: they do not include an offset that all patches share.
     1.96 of them are a 95 % interval for what endless passes give, see `benchmarks/error_coverage.py`. They are infinite
-    where nothing was fitted, as with `fit="again"`.
+    where nothing was fitted, as with `fit="again"`, and where few patches gave less than four different pairs.
     """
 
     heatmaps: Tensor
@@ -75,8 +75,9 @@ class MaskedPairs:
 
     @torch.no_grad()
     def _embed(self, normalised: Tensor, keep: Tensor) -> Tensor:
-        identity = nn.Identity()
-        return masked_outputs(self.target, identity, normalised, keep, self.grid, self.removal, self.chunk_size).float()
+        settings = normalised, keep, self.grid, self.removal, self.chunk_size
+        with COMPUTING:
+            return masked_outputs(self.target, nn.Identity(), *settings).float()
 
 
 class Refinement:

@@ -129,9 +129,10 @@ class Pending:
         self.earlier: dict[int, Any] = {}
 
     def start(self) -> None:
-        """Handle signals from now on."""
+        """Handle signals from now on, but for those that are ignored, as nohup ignores SIGHUP."""
         self.number = 0
-        self.earlier = {number: signal.signal(number, Handler(self._receive)) for number in ENDING}
+        heard = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+        self.earlier = {number: signal.signal(number, Handler(self._receive)) for number in heard}
 
     def stop(self) -> None:
         """Restore the handlers of before."""
@@ -160,6 +161,5 @@ class Pending:
     def end(self, number: int) -> None:
         """Do what the signal did before the training, which continues if that does not end it."""
         self.number = number
-        if not self.call_handler() and self.earlier[number] != signal.SIG_IGN:
+        if not self.call_handler():
             sys.exit(128 + number)
-        self.number = 0

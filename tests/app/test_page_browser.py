@@ -60,7 +60,7 @@ class Page:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def until(self, condition):
-        return WebDriverWait(self.driver, 10, 0.03).until(lambda _: condition())
+        return WebDriverWait(self.driver, 120, 0.03).until(lambda _: condition())
 
     def texts(self, selector):
         return [element.text for element in self.all(selector)]

@@ -62,7 +62,7 @@ def test_the_routes_that_are_answered(page):
     tried = {(method, route.path) for route in routes_of(page.app) for method in getattr(route, "methods", ["GET"])}
     assert {("GET", "/gradio_api/file={path_or_url:path}"), ("POST", "/gradio_api/upload")} < tried
     assert ("POST", "/gradio_api/run-history/connect") not in tried
-    with httpx.Client(base_url=page.local_url, timeout=10) as client:
+    with httpx.Client(base_url=page.local_url, timeout=600) as client:
         replies = {
             (method, path): client.request(method, re.sub("{[^}]*}", "x", path), json={} if method == "POST" else None)
             for method, path in sorted(tried)

@@ -1,11 +1,11 @@
 """Who may use the model on the page: short computations never wait for slow ones, and nobody's weights are copied."""
 
 import threading
-import time
 
 import anyio
 import pytest
 import torch
+from fork_server import PATIENCE
 
 from explainers.app.choosing import estimate_passes
 from explainers.app.page.api import Api, server_functions
@@ -15,9 +15,12 @@ from explainers.app.session import Session
 from explainers.posthoc import build
 from explainers.posthoc.names import build_supported
 
+BEGUN = threading.Event()
+"""Set once a slow method computes; copies of methods share it."""
+
 
 class Slow:
-    """Explains by many passes of the model."""
+    """Explains by endless passes of the model."""
 
     forward_passes = 500
 
@@ -26,10 +29,9 @@ class Slow:
 
     @torch.no_grad()
     def __call__(self, images, classes=None):
-        for _ in range(self.forward_passes):
+        while True:  # until its visitor leaves: who waits for its end waits for ever
             self.target(images)
-            time.sleep(0.002)
-        return torch.zeros(1, *self.target.grid.shape)
+            BEGUN.set()
 
 
 FEW = {"RISE": {"masks": 20}, "LIME": {"samples": 20}, "GreedyOrder": {}}
@@ -61,31 +63,30 @@ def test_copies_of_slow_methods_give_way_and_compute_the_same(target, image, mon
 
 
 def test_a_short_computation_does_not_wait_for_slow_ones(target, image):
-    turns, started = Turns(), threading.Barrier(4)
+    turns, left = Turns(), threading.Event()
 
     def compute():
-        left = threading.Event()
         LEFT.set(left)
-        lefts.append(left)
-        started.wait()
         with pytest.raises(VisitorLeft), turns.take_turn(Slow(target), target) as explainer:
             explainer(image)
 
-    lefts = []
-    threads = [threading.Thread(target=compute) for _ in range(3)]
+    def take_turns():
+        for _ in range(5):
+            with turns.turn():
+                pass
+
+    BEGUN.clear()
+    threads = [threading.Thread(target=compute, daemon=True) for _ in range(3)]
+    short = threading.Thread(target=take_turns, daemon=True)
     for thread in threads:
         thread.start()
-    started.wait()
-    time.sleep(0.1)
-    start = time.perf_counter()
-    for _ in range(5):
-        with turns.turn():
-            pass
-    assert time.perf_counter() - start < 0.5  # three slow ones take 3 seconds
-    for left in lefts:
-        left.set()
+    assert BEGUN.wait(PATIENCE)
+    short.start()
+    short.join(PATIENCE)
+    assert not short.is_alive() and all(thread.is_alive() for thread in threads)
+    left.set()
     for thread in threads:
-        thread.join(1)
+        thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads)
     with turns.turn():  # nobody holds the model
         pass
@@ -94,11 +95,11 @@ def test_a_short_computation_does_not_wait_for_slow_ones(target, image):
 class Request:
     """A request of a browser that leaves."""
 
-    def __init__(self, leaves_after):
-        self.leaves = time.perf_counter() + leaves_after
+    def __init__(self, leaves):
+        self.leaves = leaves
 
     async def is_disconnected(self):
-        return time.perf_counter() > self.leaves
+        return self.leaves.is_set()
 
 
 @pytest.mark.slow
@@ -108,20 +109,21 @@ def test_visitors_who_leave_end_their_computations(target):
     api = Api(session, {"Slow": Slow(session.target)}, ImageStore())
     key = api.open_image({})["key"]
     heatmap = next(reply for reply in server_functions(api) if reply.__name__ == "heatmap")
-    answers = {}
+    answers, leave = {}, threading.Event()
 
-    async def ask(name, method, leaves_after):
-        answers[name] = await heatmap({"key": key, "method": method, "index": 0}, Request(leaves_after))
-        answers[name]["at"] = time.perf_counter()
+    async def ask(name, method, leaves):
+        answers[name] = await heatmap({"key": key, "method": method, "index": 0}, Request(leaves))
 
     async def visit():
-        async with anyio.create_task_group() as tasks:
-            for number in range(20):
-                tasks.start_soon(ask, number, "Slow", 0.3)
-            tasks.start_soon(ask, "short", "Chance", 60)
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                for number in range(20):
+                    tasks.start_soon(ask, number, "Slow", leave)
+                await anyio.to_thread.run_sync(BEGUN.wait, PATIENCE)
+                await ask("short", "Chance", threading.Event())
+                leave.set()  # all of them would compute for ever
 
-    start = time.perf_counter()
+    BEGUN.clear()
     anyio.run(visit)
-    assert time.perf_counter() - start < 3  # all of them would take 20 seconds
-    assert "tiles" in answers["short"] and answers["short"]["at"] < start + 1
+    assert "tiles" in answers["short"]
     assert not any("tiles" in answers[number] for number in range(20))

@@ -76,14 +76,14 @@ def test_two_processes_write_what_one_writes_and_the_first_waits_for_the_second(
     first = fork(collect, tmp_path, rank=0)
     asked = []
     assert not collect(tmp_path, source(asked=asked), rank=1)
-    join(first, 60)
+    join(first)
     assert first.exitcode == 0 and files(tmp_path) == files(whole)
     assert asked == [4, 5, 6, 7]
 
 
 def test_a_killed_process_continues_with_the_shards_that_are_missing(whole, tmp_path):
     killed = fork(collect_and_die, tmp_path, killed_at=6)
-    join(killed, 60)
+    join(killed)
     assert killed.exitcode == -signal.SIGKILL and files(tmp_path).keys() == {"00000.safetensors"}
     asked = []
     collect(tmp_path, source(asked=asked))

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from fork_server import fork
+from fork_server import PATIENCE, fork
 
 from datamodules.store import Store, StoredRows
 from explainers.errors import InputError
@@ -135,7 +135,7 @@ def test_several_processes_fill_one_store(tmp_path):
     """All of them create its arrays."""
     writers = [fork(write_share, tmp_path, rank, 4) for rank in range(4)]
     for writer in writers:
-        writer.join(60)
+        writer.join(PATIENCE)
     assert [writer.exitcode for writer in writers] == [0] * 4
     own = store(tmp_path, size=64)
     assert not own.missing()

@@ -140,7 +140,7 @@ def write_and_die(replacement, folder, out):
 def killed_at(replacement, folder, out):
     """Kill the writer as it gives a file its final name: the description is the first, the images are the second."""
     process = fork(write_and_die, replacement, folder, out)
-    join(process, 180)
+    join(process)
     assert process.exitcode == -signal.SIGKILL
 
 

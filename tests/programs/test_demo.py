@@ -34,7 +34,7 @@ def test_the_demo_leaves_numbers_a_table_curves_and_a_gallery(tmp_path, monkeypa
     for command in commands:
         words = shlex.split(command)
         process = fork(run, [*words, *SMALL[words[0]]])
-        join(process, 120)
+        join(process)
         assert process.exitcode == 0, command
     folder = tmp_path / "runs/demo_eval"
     written = json.loads((folder / "results.json").read_text())

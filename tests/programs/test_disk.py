@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import DIGITS, TVE_RUN, composed
+from fork_server import PATIENCE
 from forks import forked
 from huggingface_hub.errors import LocalEntryNotFoundError
 from hydra.errors import InstantiationException
@@ -60,7 +61,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir(mode=0o555)
     with forked("train.py", *TVE_RUN, *DIGITS, folder=folder, prepare=give_up_rights) as process:
-        process.join(120)
+        process.join(PATIENCE)
     output = Path(f"{folder}.log").read_text().strip()
     assert process.exitcode == 1 and "Traceback" not in output
     assert re.match(rf"error: .*{folder}", output.rpartition("\n")[2])
@@ -81,7 +82,7 @@ def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_no_half_a_file(
     """A limit of the size of files stands for the full disk."""
     folder = tmp_path / "run"
     with forked("train.py", *TVE_RUN, *DIGITS, folder=folder, prepare=limit_files_when_imported) as process:
-        process.join(120)
+        process.join(PATIENCE)
     output = Path(f"{folder}.log").read_text()
     assert process.exitcode == 1
     assert re.search(rf"error: cannot read or write {folder}/\S+: File too large: free space", output)

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from commands import DIGITS, QUIET, TVE_RUN, composed, draw_images, evaluate, train
+from fork_server import PATIENCE
 from forks import forked
 
 from explainers.errors import InputError
@@ -149,7 +150,7 @@ def test_the_traceback_can_be_asked_for(tmp_path, monkeypatch):
 def test_the_command_itself_prints_that_line_and_no_traceback(overrides, told, tmp_path):
     folder = tmp_path / "run"
     with forked("train.py", *overrides, f"data_dir={tmp_path}/nowhere", folder=folder) as process:
-        process.join(120)
+        process.join(PATIENCE)
     output = Path(f"{folder}.log").read_text()
     assert process.exitcode == 1 and "Traceback" not in output and not folder.exists()
     (line,) = [line for line in output.splitlines() if line.startswith("error: ")]

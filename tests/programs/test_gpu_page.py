@@ -11,10 +11,10 @@ from commands import composed
 from benchmarks import gpu
 
 SCRIPTS = {
-    "good": gpu.Part("It works", "-c 'print(\"| a | b |\")'", 1),
-    "bad": gpu.Part("It breaks", "-c 'print(\"told\"); raise SystemExit(3)'", 1),
+    "good": gpu.Part("It works", "-c 'print(\"| a | b |\")'", 10),
+    "bad": gpu.Part("It breaks", "-c 'print(\"told\"); raise SystemExit(3)'", 10),
     "long": gpu.Part("It hangs", "-c 'import time; print(\"begun\", flush=True); time.sleep(60)'", 0.02),
-    "last": gpu.Part("It comes last", "-c 'print(1)'", 1),
+    "last": gpu.Part("It comes last", "-c 'print(1)'", 10),
 }
 
 

@@ -97,7 +97,7 @@ def interrupt_twice():
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path, capfd):
     process = fork(fit, tmp_path, step=1, action=interrupt_twice)
-    join(process, 180)
+    join(process)
     assert process.exitcode == 128 + signal.SIGINT and not (tmp_path / "last.ckpt").exists()
     assert capfd.readouterr().err.count("SIGINT: saving after this step; Ctrl-C again ends at once") == 1
 

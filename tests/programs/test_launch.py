@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from commands import QUIET, composed
-from fork_server import fork
+from fork_server import PATIENCE, fork
 from forks import forked
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -56,7 +56,7 @@ class Torchrun:
         self.process = fork(child, *command[start:])
 
     def wait(self):
-        self.process.join(120)
+        self.process.join(PATIENCE)
         return self.process.exitcode
 
 
@@ -80,7 +80,7 @@ def run(tmp_path, monkeypatch):
         folder = tmp_path / "run"
         command = ("train.py", *arguments, *TWO, f"hydra.sweep.dir={tmp_path / 'sweep'}")
         with forked(*command, folder=folder, prepare=stand_in) as process:
-            process.join(200)
+            process.join(PATIENCE)
         assert process.exitcode == 0, (tmp_path / "run.log").read_text()
         return folder
 

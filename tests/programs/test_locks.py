@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from commands import DIGITS, TVE_RUN
-from fork_server import fork
+from fork_server import PATIENCE, fork
 from forks import forked, wait_for
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -17,7 +17,7 @@ from explainers.running.folder import RECORD, lock_folder
 ENDLESS = (*TVE_RUN, *DIGITS, "trainer.max_epochs=100000")
 
 
-def hold(folder, wait=100.0):
+def hold(folder, wait=3600.0):
     with lock_folder(folder):
         (folder / "held").touch()
         time.sleep(wait)
@@ -27,7 +27,7 @@ def hold(folder, wait=100.0):
 def held(tmp_path):
     """A folder that another process has locked, and that process."""
     process = fork(hold, tmp_path)
-    wait_for((tmp_path / "held").exists, 120, "no lock in time")
+    wait_for((tmp_path / "held").exists, "no lock in time")
     yield tmp_path, process
     process.kill()
     process.join()
@@ -96,10 +96,10 @@ def test_of_processes_that_torchrun_or_slurm_start_only_the_first_needs_the_lock
 def test_training_and_evaluation_in_the_folder_of_a_running_command_end_with_one_line(tmp_path):
     folder = tmp_path / "run"
     with forked("train.py", *ENDLESS, folder=folder) as process:
-        wait_for((folder / "checkpoints/last.ckpt").exists, 120, "no checkpoint in time")
+        wait_for((folder / "checkpoints/last.ckpt").exists, "no checkpoint in time")
         for command in (("train.py", *ENDLESS), ("eval.py", "experiment=demo/eval", "target=tiny")):
             with forked(*command, folder=folder) as second:
-                second.join(120)
+                second.join(PATIENCE)
             assert second.exitcode == 1
             (line,) = Path(f"{folder}.log").read_text().replace("\0", "").splitlines()
             assert line.startswith(f"error: {folder} is in use by process {process.pid} on ")

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from commands import DIGITS, ROOT, TVE_RUN, train
+from fork_server import PATIENCE
 from forks import Started, act_as_torchrun, free_port, run_program, wait_for
 from lightning import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -35,7 +36,7 @@ class Slow(Callback):
     """Makes every step last for a while, so that a run can be ended in the middle; one that goes on is not slow."""
 
     def on_train_start(self, trainer, *_):
-        self.seconds = 0.3 if trainer.global_step == 0 else 0.0
+        self.seconds = 1.5 if trainer.global_step == 0 else 0.0
 
     def on_train_batch_start(self, *_):
         time.sleep(self.seconds)
@@ -101,11 +102,11 @@ def test_a_killed_launcher_ends_all_others_and_one_process_goes_on_where_they_we
     """The processes of the killed launcher are told by Linux. All save what they have, at the same step."""
     first, second = nodes("train.py", *RUN, *SMALL, *SLOW, places=[tmp_path] * 2)
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
-    wait_for(checkpoint.exists, 120, "no checkpoint in time")
+    wait_for(checkpoint.exists, "no checkpoint in time")
     saved = read_progress(checkpoint)[0]
     os.kill(first.process.pid, signal.SIGKILL)
-    wait_for(lambda: not first.left() and not second.left(), 60, "processes are left")
-    second.process.join(10)  # its exit code may come a moment after its end
+    wait_for(lambda: not first.left() and not second.left(), "processes are left")
+    second.process.join(PATIENCE)  # its exit code may come a moment after its end
     assert second.process.exitcode not in (0, None)
     assert saved <= read_progress(checkpoint)[0] < 2 * 6 and not (tmp_path / "run/explainer.safetensors").exists()
     train(*RUN, *SLOW, folder=tmp_path / "run")  # as many images in a step
@@ -151,11 +152,11 @@ def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(un
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
     port = free_port()
     tasks = [task(rank, 2, port, tmp_path, *machines) for rank in range(2)]
-    wait_for(checkpoint.exists, 120, "no checkpoint in time")
+    wait_for(checkpoint.exists, "no checkpoint in time")
     saved = read_progress(checkpoint)[0]
     for started in tasks:
         os.kill(started.process.pid, signal.SIGUSR1)
-    codes, outputs = zip(*(started.end(60) for started in tasks), strict=True)
+    codes, outputs = zip(*(started.end() for started in tasks), strict=True)
     assert codes == (128 + signal.SIGUSR1,) * 2, outputs
     assert "SIGUSR1: saved step" in outputs[0] and "SIGUSR1" not in outputs[1]
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"

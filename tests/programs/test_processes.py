@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import DIGITS, QUIET, TVE_RUN, composed, evaluate, train
+from fork_server import PATIENCE
 from forks import Forks, Started, Torchrun, forked, run_program, wait_for
 from hydra.errors import CompactHydraException
 from lightning import Callback
@@ -71,7 +72,7 @@ def swept(tmp_path_factory):
     train(*common, "module.loss.seed=0", folder=root / "one")
     sweep = ("-m", *common, "module.loss.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
     with forked("train.py", *sweep, folder=root / "unused", prepare=stand_in) as process:
-        process.join(400)
+        process.join(PATIENCE)
     return root / "one", root / "sweep", process.exitcode, (root / "unused.log").read_text()
 
 
@@ -170,10 +171,10 @@ def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_pa
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
     command = Started(partial(run_program, "train.py", endless, tmp_path / "run"), tmp_path / "log", stand_in)
     try:
-        wait_for(lambda: checkpoint.exists() or not command.process.is_alive(), 240, "no checkpoint in time")
+        wait_for(lambda: checkpoint.exists() or not command.process.is_alive(), "no checkpoint in time")
         assert len(command.left()) == 4  # the command, torchrun and two that train
         command.process.terminate()
-        wait_for(lambda: not command.left(), 20, "torchrun had to kill its processes")  # which it does after 30 s
+        wait_for(lambda: not command.left(), "processes are left")
     finally:
         code, output = command.end(0)
     saved = re.search(r"SIGTERM: saved step (\d+), from which the same command resumes", output)

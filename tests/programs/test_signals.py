@@ -18,16 +18,23 @@ NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 EACH = pytest.mark.parametrize("number", NUMBERS)
 
 
-def ending(work, *arguments):
-    """The exit code of a fork that does something; it is negative after a signal."""
-    process = fork(work, *arguments)
-    join(process, 180)
+def ending(work, *arguments, ignored=()):
+    """The exit code of a fork that does something; it is negative after a signal. nohup ignores one from the start."""
+    process = fork(begin, ignored, work, *arguments)
+    join(process)
     return process.exitcode
+
+
+def begin(ignored, work, *arguments):
+    """Do something with Python's own handlers, whatever the tests were started by, but for signals to ignore."""
+    for number in NUMBERS:
+        own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in ignored else own)
+    work(*arguments)
 
 
 def command(number, again=False):
     """A command that gets a signal, and maybe SIGINT while it ends."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ[signals.LOCKED] = "runs/x"
     signals.answer_signals()
     try:
@@ -56,7 +63,6 @@ def start_and_signal(number, command, process_group, **_):
 
 
 def launch(number):
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     processes.subprocess.Popen = partial(start_and_signal, number)
     signals.answer_signals()
     processes.torchrun(2, ["train.py"])
@@ -83,8 +89,6 @@ def test_torchrun_shows_no_traceback_after_a_signal(number, capfd):
 
 
 def rank(number, **told):
-    for each, handler in zip(NUMBERS, (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL), strict=True):
-        signal.signal(each, handler)
     os.environ.update(told)
     rank_zero_only.rank = 1
     signals.answer_signals()
@@ -105,10 +109,24 @@ def test_only_the_first_process_of_srun_prints_a_message(number, capfd):
 
 def interrupted(number):
     write_beton.write_beton = lambda **_: os.kill(os.getpid(), number)
-    write_beton.main(["images", "a.beton", "--model", "test_vit"])
+    write_beton.main(["images", "/dev/null", "--model", "test_vit"])
 
 
 @EACH
 def test_writing_a_beton_ends_alike(number, capfd):
     assert ending(interrupted, number) == 128 + number
     assert capfd.readouterr().err.startswith(f"{number.name}: stopped, nothing was written; ")
+
+
+def train_a_step(number):
+    pending = signals.Pending()
+    pending.start()
+    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert pending.number == signal.SIGTERM  # not lost behind the one that is ignored
+
+
+@pytest.mark.parametrize("work", [command, launch, interrupted, train_a_step], ids=lambda work: work.__name__)
+def test_a_program_under_nohup_goes_on_when_its_terminal_closes(work, capfd):
+    assert ending(work, signal.SIGHUP, ignored=[signal.SIGHUP]) == 0
+    assert "SIGHUP" not in capfd.readouterr().err

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from commands import DIGITS, ROOT, TVE_RUN
+from fork_server import PATIENCE
 from forks import Started, forked, wait_for
 
 COMMANDS = {
@@ -49,10 +50,10 @@ def test_a_run_of_a_sweep_is_a_job_with_a_process_for_each_device(slurm):
     options = ("hydra/launcher=slurm", "hydra.launcher.partition=gpu", f"hydra.sweep.dir={slurm}/sweep", "name=mine")
     with forked("train.py", "-m", *TVE_RUN, *DIGITS, *options, "seed=3", folder=slurm / "unused") as process:
         submitted = slurm / "sweep/.submitit/4711/4711_submitted.pkl"
-        wait_for(submitted.exists, 60, "no job was submitted")
+        wait_for(submitted.exists, "no job was submitted")
         code, output = Started(partial(run_job, slurm), slurm / "job.log", be_job).end()
         assert code == 0, output
-        process.join(60)
+        process.join(PATIENCE)
     assert process.exitcode == 0, (slurm / "unused.log").read_text()
     script = (slurm / "script.sh").read_text().splitlines()
     for option in (

@@ -19,7 +19,7 @@ CACHED = ("data=digits", "cache=sources", "module.min_crop=null", "cache.batch_s
 def killed_at(method, call, *command, folder):
     """Train in a process that is killed at this call of a method, as `Store.write`."""
     process = fork(train_until, method, call, command, folder)
-    join(process, 180)
+    join(process)
     assert process.exitcode == -signal.SIGKILL
 
 

@@ -48,7 +48,7 @@ def test_a_wheel_holds_the_library_alone_and_is_imported_elsewhere(tmp_path):
         path = source / "explainers" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    join(fork(build, source), 180)
+    join(fork(build, source))
     (wheel,) = (source / "built").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
@@ -59,7 +59,7 @@ def test_a_wheel_holds_the_library_alone_and_is_imported_elsewhere(tmp_path):
     assert library == {path for path in files if not path.parts[0].endswith(".dist-info")}
     (commands,) = installed.glob("*.dist-info/entry_points.txt")
     assert "explainers = explainers.app.command:main" in commands.read_text()
-    join(fork(use, tmp_path, installed), 180)
+    join(fork(use, tmp_path, installed))
     used = (tmp_path / "used").read_text().splitlines()
     assert used == [explainers.__version__, "load", str(installed / "explainers/__init__.py")]
 

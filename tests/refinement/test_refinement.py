@@ -1,5 +1,8 @@
 """Refining the heatmaps of explainers: what passes tell, and what users are told."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 import references
 import torch
@@ -233,3 +236,20 @@ def test_what_heatmaps_cannot_give_is_told_in_one_line(target, grid, images):
         refine(build("Chance", target, grid), images, CLASSES, 8, target=target, fit="ranking").explain(
             torch.zeros(5, 24)
         )
+
+
+@pytest.mark.parametrize("kind", ["method", "anyhead"])
+def test_threads_that_share_an_explainer_get_what_one_gets(anyhead, target, grid, images, kind):
+    explainer = anyhead if kind == "anyhead" else build("DecompX-PLUS", target, grid)
+    together = Barrier(4)
+
+    def work(number):
+        together.wait()
+        return [refine(explainer, images[number : number + 1], None, 32, target=target).more(16) for _ in range(3)]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(work, range(4)))
+    for number, several in enumerate(found):
+        alone = refine(explainer, images[number : number + 1], None, 48, target=target, fit="ranking")
+        for each in several:
+            torch.testing.assert_close(each.heatmaps, alone.heatmaps, rtol=1e-3, atol=1e-4)

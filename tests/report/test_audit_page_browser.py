@@ -25,7 +25,7 @@ def test_a_person_looks_at_a_group_and_gets_the_command_that_takes_it_out(tmp_pa
         return [each.text for each in page.find_elements(By.CSS_SELECTOR, selector)]
 
     def opened(name):
-        WebDriverWait(page, 10, 0.02).until(lambda _: texts("#which") == [name])
+        WebDriverWait(page, 120, 0.02).until(lambda _: texts("#which") == [name])
 
     def press(*keys):
         page.switch_to.active_element.send_keys(*keys)

@@ -68,7 +68,7 @@ def browser(tmp_path_factory):
 def page(browser):
     """The page as it opens; afterwards there must be no messages in the console."""
     browser.get(browser.address)
-    WebDriverWait(browser, 10, 0.02).until(lambda _: shown(browser, 2) is not None)
+    WebDriverWait(browser, 120, 0.02).until(lambda _: shown(browser, 2) is not None)
     yield browser
     assert browser.get_log("browser") == []
 
@@ -180,7 +180,7 @@ def test_a_click_on_a_title_sorts_and_a_second_click_reverses(page):
 
 def test_the_task_picker_changes_images_and_curves(page):
     Select(find(page, "#task")).select_by_visible_text("cars")
-    WebDriverWait(page, 10, 0.02).until(lambda _: shown(page, 1) is not None)
+    WebDriverWait(page, 120, 0.02).until(lambda _: shown(page, 1) is not None)
     assert texts(page, "article h2") == ["car.png"]
     assert_alike(shown(page, 1), overlay(IMAGE.flip(0), TVE_DOG))
     assert len(page.find_elements(By.CSS_SELECTOR, ".line")) == 2
@@ -190,7 +190,7 @@ def test_the_task_picker_changes_images_and_curves(page):
 def test_a_click_enlarges_a_picture_the_arrows_go_on_and_escape_closes(page):
     dialog = find(page, "dialog")
     page.find_elements(By.CSS_SELECTOR, ".pictures button")[1].click()
-    WebDriverWait(page, 10, 0.02).until(lambda _: dialog.get_property("open"))
+    WebDriverWait(page, 120, 0.02).until(lambda _: dialog.get_property("open"))
     assert_alike(shown(page, 0, "dialog"), overlay(IMAGE, TVE))
     assert find(page, "dialog span").text == "0.png · light · cat"
     page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
@@ -260,14 +260,14 @@ def test_a_link_to_an_image_survives_reloading_and_names_the_task(page):
     find(page, "article:not([hidden]) h2 a").click()
     assert page.current_url == page.address + "#image=3.png&task=pets"
     page.execute_script("location.hash = '#image=12.png&task=pets'")
-    WebDriverWait(page, 5, 0.02).until(lambda _: texts(page, ".linked h2") == ["12.png"])
+    WebDriverWait(page, 120, 0.02).until(lambda _: texts(page, ".linked h2") == ["12.png"])
     assert len(found(page)) == 15 and in_view(page, 12)  # the search, which hid it, is cleared
     page.refresh()
     assert texts(page, ".linked h2") == ["12.png"] and in_view(page, 12) and not in_view(page, 0)
     page.execute_script("location.hash = '#image=car.png&task=cars'")
-    WebDriverWait(page, 5, 0.02).until(lambda _: texts(page, ".linked h2") == ["car.png"])
+    WebDriverWait(page, 120, 0.02).until(lambda _: texts(page, ".linked h2") == ["car.png"])
     page.execute_script("location.hash = '#image=gone%.png'")
-    WebDriverWait(page, 5, 0.02).until(lambda _: find(page, "#found").text == "no image gone%.png")
+    WebDriverWait(page, 120, 0.02).until(lambda _: find(page, "#found").text == "no image gone%.png")
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ def test_prints_have_all_found_images_and_no_controls(window):
 
 def test_photos_without_numbers_and_labels_have_no_empty_parts(browser):
     browser.get(browser.photos)
-    WebDriverWait(browser, 10, 0.02).until(lambda _: shown(browser, 1) is not None)
+    WebDriverWait(browser, 120, 0.02).until(lambda _: shown(browser, 1) is not None)
     assert texts(browser, "article header") == ["photo.jpg\ncat 1.00\ndog <0.01"]
     assert texts(browser, "figcaption") == ["image", f"DecompX-PLUS\n{CONSTANT}"]
     names = ("links", "task-label", "explainers", "find", "outline-label", "notes", "table", "differences", "curves")
