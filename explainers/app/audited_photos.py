@@ -6,16 +6,19 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.app.photos import Photo, decode_part, decode_seen, list_photos
+from explainers.app.photos import Photo, decode_part, list_photos
 from explainers.app.session import Session
 from explainers.auditing.store import Source
 from explainers.errors import InputError
-from explainers.images.bands import PixelFormat
+from explainers.images.bands import see_pixels
+from explainers.images.decoding import CorruptImage
 from explainers.images.listing import several
+from explainers.images.masks import MaskValue, find_ranges, read_mask
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.names import class_index, class_names, find_image_classes, match_classes
@@ -127,42 +130,61 @@ def match_folders(names: Sequence[str], target: TargetModel) -> list[int]:
         raise InputError(f'labels="folder": {error}') from error
 
 
-def find_objects(folder: str | Path, photos: Sequence[Photo], session: Session, grid: PatchGrid) -> Tensor:
+def find_objects(
+    folder: str | Path, photos: Sequence[Photo], session: Session, grid: PatchGrid, mask_value: MaskValue = None
+) -> Tensor:
     """Find the patches on the objects of photos: boolean (images, N).
 
-    A mask has the name of its photo, with any ending, and is bright where the object is. A patch is on the object if
-    most of its pixels are. All patches of a photo without a mask count as on it, which a warning says.
+    A mask has the name of its photo, with any ending. A patch is on the object if most of its pixels are. All patches
+    of a photo without a mask that can be decoded count as on it, which a warning says.
 
     Args:
-        folder: the masks.
+        folder: the masks, see `read_mask`.
         photos: those of one folder.
         session: sees photos, and so their masks.
+        mask_value: values of the object, see `MaskValue`.
+
+    Raises:
+        InputError: if no photo has a mask, if no mask has an object, or if it is open which values are the object.
     """
-    masks = {PurePath(each.name).with_suffix(""): each for each in list_folder(folder)}
-    own = [masks.get(PurePath(photo.name).with_suffix("")) for photo in photos]
-    without = [Path(photo.name) for photo, mask in zip(photos, own, strict=True) if mask is None]
-    if len(without) == len(photos):
-        raise InputError(f"{folder}: expected masks with the names of the images, got none for {several(without)}")
-    if without:
-        warnings.warn(f"{folder}: no masks of {several(without)}: all of each counts as the object", stacklevel=2)
+    ranges = find_ranges(mask_value)
+    listed = list_folder(folder)
+    masks = {PurePath(each.name).with_suffix(""): each for each in listed}
+    if len(masks) < len(listed):
+        twice = [Path(each.name) for each in listed if each not in masks.values()]
+        raise InputError(f"{folder}: expected one mask of each name, got two of {several(twice)}: remove one")
     inside = torch.ones(len(photos), grid.num_patches, dtype=torch.bool)
-    transform, form = replace(session.transform, fill=(0,)), PixelFormat(1)
+    transform, count = replace(session.transform, fill=(0,)), 0
+    without: dict[str, list[Path]] = {"no masks of": [], "masks that cannot be decoded of": []}
     with progress("reading masks", len(photos), "mask", delay=2) as bar:
-        for row, mask in zip(inside, own, strict=True):
+        for row, photo in zip(inside, photos, strict=True):
             bar.update(1)
-            seen = mask and decode_seen(mask, transform, form)
-            if seen:
-                row.copy_(mark_patches(seen[0][0], grid))
+            mask = masks.get(PurePath(photo.name).with_suffix(""))
+            try:
+                pixels = mask and mask.file and read_mask(mask.file, ranges)
+            except CorruptImage:
+                without["masks that cannot be decoded of"].append(Path(photo.name))
+                continue
+            if pixels is None:
+                without["no masks of"].append(Path(photo.name))
+                continue
+            count += int(pixels.any())
+            row.copy_(mark_patches(see_pixels(pixels[..., None] * np.uint8(255), transform)[0][0], grid))
+    said = [f"{reason} {several(paths)}" for reason, paths in without.items() if paths]
+    if sum(map(len, without.values())) == len(photos):
+        raise InputError(f"{folder}: expected masks with the names of the images, got {', '.join(said)}")
+    if not count:
+        raise InputError(f"{folder}: expected objects in the masks, got none in any of them: give other masks")
+    for reason in said:
+        warnings.warn(f"{folder}: {reason}: all of each counts as the object", stacklevel=2)
     return inside
 
 
 def mark_patches(mask: Tensor, grid: PatchGrid) -> Tensor:
-    """Mark the patches of a mask, uint8 (H, W), of which more than half is bright: boolean (N,).
+    """Mark the patches of a mask, 0 to 255, (H, W), of which more than half is bright: boolean (N,).
 
-    Bright is more than half of the brightest pixel, so that objects may be 1 or 255.
-
-    >>> mark_patches(torch.tensor([[0, 1, 1, 1], [0, 0, 0, 1]], dtype=torch.uint8), PatchGrid((2, 4), 2)).tolist()
+    >>> mark_patches(torch.tensor([[0, 255, 255, 255], [0, 0, 0, 255]]), PatchGrid((2, 4), 2)).tolist()
     [False, True]
     """
-    bright = (mask > mask.max() / 2).float()
+    bright = (mask > 127).float()
     return (F.avg_pool2d(bright[None, None], grid.patch_size) > 0.5).flatten()

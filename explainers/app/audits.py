@@ -34,6 +34,7 @@ from explainers.auditing.store import EvidenceStore, describe_explainer, process
 from explainers.auditing.tally import inside_masks
 from explainers.errors import InputError, check_integers, check_positive
 from explainers.images.decoding import White
+from explainers.images.masks import MaskValue
 from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
 from explainers.models.names import class_names
@@ -90,6 +91,7 @@ def audit(
     white: White = None,
     bands: Sequence[int] | None = None,
     score: Score | None = None,
+    mask_value: MaskValue = None,
 ) -> FolderAudit:
     """Find what a classifier relies on over a folder of images: groups of patches that are evidence for its classes.
 
@@ -107,10 +109,11 @@ def audit(
         head: a head of another task on the same backbone, or its file; `None` for the model's own.
         output: a folder for this audit: its evidence, `results.json`, and `audit.html`, the page.
         texts: what groups may show; they are named by the most similar one. The model has to be of CLIP or SigLIP.
-        masks: folder of masks of the objects, with the names of the images, of which some patches may lie elsewhere.
+        masks: folder of masks of the objects, with the names of the images, see `read_mask`.
         groups: number of groups of each class; `None` chooses it.
         passes: about the largest number of forward passes that hide patches, of the most suspicious groups first.
         batch_size: number of images that are explained at once.
+        mask_value: values of the object in the masks, such as 1, or "128-255", if there are several beside 0.
 
     Returns:
         The groups, the most suspicious first. `audit.without([3, 7])` makes a head that relies less on two of them.
@@ -126,7 +129,7 @@ def audit(
     seen: dict[str, Any] = {"image_size": image_size, "white": white, "bands": bands, "score": score}
     session = start_session(model, method, device, weights=weights, batch_size=batch_size, **seen)
     command = ["explainers", "audit", str(folder), "--model", session.target.name, "--output", str(output)]
-    return audit_folder(session, folder, labels, output, texts, masks, groups, passes, command)
+    return audit_folder(session, folder, labels, output, texts, masks, groups, passes, command, mask_value)
 
 
 def start_session(
@@ -156,6 +159,7 @@ def audit_folder(
     groups: int | None = None,
     passes: int = PASSES,
     command: Sequence[str] = (),
+    mask_value: MaskValue = None,
 ) -> FolderAudit:
     """Audit the model of a session from `start_session`, with the arguments of `audit`; `command` repeats this."""
     if texts:
@@ -166,7 +170,7 @@ def audit_folder(
     source = make_source(session, photos, find_labels(labels, photos, session.target))
     explainer: Any = session.explainer
     grid, store = explainer.grid, EvidenceStore(output)
-    objects = find_objects(masks, photos, session, grid) if masks else None
+    objects = find_objects(masks, photos, session, grid, mask_value) if masks else None
     print_once(f"{session.target.name}: evidence by {session.method}")
     with session.computing():
         if not store.collect(explainer, source):

@@ -46,7 +46,9 @@ AS_TYPED = {
     "without: expected": "--without: expected",
 }
 """How messages of the library name a setting → what to type here."""
-SETTING = re.compile(r"(?<![\w.-])(image_size|(?:against|bands|groups|strength|white)(?==))(=\(.*?\))?")
+SETTING = re.compile(
+    r"(?<![\w.-])(image_size|(?:against|bands|groups|labels|mask_value|strength|white)(?==))(=\(.*?\))?"
+)
 """A setting of the library that is an option of this name, and its value if that is a tuple."""
 
 EXAMPLES = """examples:
@@ -358,6 +360,12 @@ def _add_audit(commands: Any) -> None:
     )
     add.add_argument(
         "--masks", type=parse_path, metavar="FOLDER", help="masks of the objects, with the names of the images"
+    )
+    add.add_argument(
+        "--mask-value",
+        nargs="+",
+        metavar="VALUE",
+        help="values of the object in masks with several, such as 1, or 128-255 (default: the only one beside 0)",
     )
     add.add_argument(
         "--groups", type=parse_positive, metavar="K", help="groups of each class (default: chosen for each class)"

@@ -169,8 +169,55 @@ def test_patches_of_masks_are_on_the_object(folder, target, tmp_path):
     with pytest.warns(UserWarning, match=r"no masks of 23 files \(00.png"):
         inside = find_objects(tmp_path, photos, session, target.grid)
     assert inside[IMAGES + 3].nonzero()[:, 0].tolist() == [6, 7] and inside.sum() == 23 * 16 + 2
-    with pytest.raises(InputError, match="expected masks with the names of the images, got none for 12 files"):
+    with pytest.raises(InputError, match="expected masks with the names of the images, got no masks of 12 files"):
         find_objects(tmp_path, list_folder(folder / "cats"), session, target.grid)
+
+
+@pytest.mark.parametrize(
+    ("write", "mask_value"),
+    [
+        (lambda mask: indexed(np.where(mask, 3, 0)), None),
+        (lambda mask: Image.fromarray(np.where(mask, 1, 2).astype(np.uint8)), 1),
+        (lambda mask: Image.fromarray(mask), None),
+    ],
+    ids=["VOC", "trimap", "1 bit"],
+)
+def test_masks_of_all_kinds_mark_the_same_patches_and_broken_ones_are_named(
+    folder, target, tmp_path, write, mask_value
+):
+    session, photos = Session(target, "DirectPaths"), list_folder(folder / "cats")
+    mask = np.kron([[1, 0], [0, 0]], np.ones((16, 16))).astype(bool)
+    for number in range(IMAGES):
+        write(mask).save(tmp_path / f"{number:02}.png")
+    inside = find_objects(tmp_path, photos, session, target.grid, mask_value)
+    assert inside.float().mean(1).tolist() == [0.25] * IMAGES
+    for number in range(6):
+        (tmp_path / f"{number:02}.png").write_bytes(b"no image")
+    line = rf"^{tmp_path}: masks that cannot be decoded of 6 files \(00.png, .*\): all of each counts as the object$"
+    with pytest.warns(UserWarning, match=line):
+        inside = find_objects(tmp_path, photos, session, target.grid, mask_value)
+    assert inside.float().mean(1).tolist() == [1] * 6 + [0.25] * 6
+    Image.new("1", (32, 32)).save(tmp_path / "00.bmp")
+    with pytest.raises(InputError, match=r"expected one mask of each name, got two of 1 file \(00"):
+        find_objects(tmp_path, photos, session, target.grid, mask_value)
+
+
+def indexed(ids):
+    """As those of PASCAL VOC, with a rim that is void."""
+    ids[16, :17] = ids[:17, 16] = 255
+    image = Image.fromarray(ids.astype(np.uint8))
+    image.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0] + [224] * 756)
+    return image
+
+
+def test_masks_without_an_object_or_with_several_values_are_refused(folder, target, tmp_path):
+    session, photos = Session(target, "DirectPaths"), list_folder(folder / "cats")
+    Image.new("L", (32, 32)).save(tmp_path / "00.png")
+    with pytest.raises(InputError, match="expected objects in the masks, got none in any of them"):
+        find_objects(tmp_path, photos, session, target.grid)
+    Image.fromarray(np.arange(32, dtype=np.uint8)[None].repeat(32, 0)).save(tmp_path / "00.png")
+    with pytest.raises(InputError, match="00.png: expected a mask of two values, 0 and .* got 32 from 0 to 31: give"):
+        find_objects(tmp_path, photos, session, target.grid)
 
 
 @pytest.fixture
