@@ -353,7 +353,10 @@ def _add_audit(commands: Any) -> None:
     _add_method(add)
     add.add_argument("folder", type=parse_path, metavar="FOLDER", help="the images, with all folders below it")
     add.add_argument(
-        "--labels", choices=("folder",), help="the folders below FOLDER are the classes of its images (default: none)"
+        "--labels",
+        metavar="folder|FILE",
+        help="folder: the folders below FOLDER are the classes of its images; or a .csv or .json with the class of each"
+        " (default: none)",
     )
     add.add_argument(
         "--texts", nargs="+", metavar="TEXT", help="what groups may show, named with a model of CLIP or SigLIP"

@@ -83,10 +83,11 @@ def find_groups(
     if not drawn:
         raise InputError(f"expected at least {FEWEST} images of which a class is predicted, got fewer of every class")
     at_once = max(1, BYTES // (images * strongest * width * 4))
-    directions, classes = [], []
+    directions, classes, most = [], [], 0
     for some in torch.tensor(sorted(drawn)).split(at_once):
         members = _members(store, target, {of: drawn[of] for of in some.tolist()}, strongest)
         for of, vectors in members.items():
+            most = max(most, len(vectors))
             if len(vectors) < FEWEST:
                 skipped.append(of)
                 continue
@@ -98,6 +99,11 @@ def find_groups(
             found = cluster(vectors, groups or choose_number(vectors, seed), seed)
             directions.append(found)
             classes += [of] * len(found)
+    if not directions:
+        raise InputError(
+            f"expected at least {FEWEST} patches with evidence for a class in the images of which it is predicted, got"
+            f" at most {most}: give other images, or check the weights of the head"
+        )
     if skipped:
         named = ", ".join(map(str, skipped[:5])) + ", ..." * (len(skipped) > 5)
         kind = "class" if len(skipped) == 1 else "classes"

@@ -2,7 +2,9 @@
 
 import copy
 import json
+import shutil
 import sys
+import warnings
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -105,13 +107,76 @@ def test_folders_are_classes_by_name_by_wnid_or_in_order(folder, target, monkeyp
     assert find_labels("folder", photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
     monkeypatch.setattr(target, "classes", ["Dogs", "Cats"])
     assert find_labels("folder", photos, target).tolist() == [1] * IMAGES + [0] * IMAGES
-    assert find_labels({"cats/00.png": "cats"}, photos, target).tolist() == [1] + [-1] * (2 * IMAGES - 1)
+    with pytest.warns(UserWarning, match=r"^labels= 23 of 24 images have no label \(cats/01.png, .*, ...\)$"):
+        assert find_labels({"cats/00.png": "cats"}, photos, target).tolist() == [1] + [-1] * (2 * IMAGES - 1)
     monkeypatch.setattr(target, "classes", ["n02127052", "Dogs"])  # a lynx
     with pytest.raises(InputError, match=r'^labels="folder": expected images of the head\'s 2 classes .*cats, dogs'):
         find_labels("folder", photos, target)
     monkeypatch.setattr(target, "classes", [])
     with pytest.warns(UserWarning, match="the order is taken as cats, dogs"):
         assert find_labels("folder", photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
+
+
+def write_labels(path, rows):
+    path.write_text(rows if isinstance(rows, str) else "\n".join(rows))
+    return path
+
+
+STEMS = [f"{name}/{number:02}" for name in CLASSES for number in range(IMAGES)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: {f"{each}.png": str(row // IMAGES) for row, each in enumerate(STEMS)},
+        lambda folder: {each: each[:4] for each in STEMS},
+        lambda folder: {folder / f"{each}.png": each[:4] for each in STEMS},
+        lambda folder: {f"../{folder.name}/{each}.PNG": each[:4] for each in STEMS},
+        lambda folder: write_labels(folder / "a.csv", ["photo;class", *(f"{each};{each[:4]}" for each in STEMS)]),
+        lambda folder: write_labels(folder / "a.csv", [f'"{each}.png",{each[:4]}' for each in STEMS]),
+        lambda folder: str(write_labels(folder / "a.json", json.dumps({each: each[:4] for each in STEMS}))),
+        lambda folder: ["0"] * IMAGES + ["1"] * IMAGES,
+    ],
+    ids=[
+        "numbers as text",
+        "no ending",
+        "paths",
+        "from elsewhere",
+        "CSV with titles",
+        "CSV",
+        "JSON",
+        "list of numbers",
+    ],
+)
+def test_labels_find_their_images(folder, target, make, tmp_path):
+    shutil.copytree(folder, tmp_path / folder.name)
+    photos = list_folder(tmp_path / folder.name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_labels(make(tmp_path / folder.name), photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            {"x.png": 0},
+            r"^labels= 24 of 24 images have no label \(cats/00.png, .*\); 1 of 1 names are no image \(x.png\): ",
+        ),
+        ({"00.png": 0}, r"^labels= 00.png is the name of 2 images \(cats/00.png, dogs/00.png\): add their folders"),
+        ({"cats/00": 0, "cats/00.png": 1}, "^labels= cats/00.png has two classes, cats and dogs"),
+        ({"cats/00.png": "cat"}, "^expected labels among the 2 classes of the model, got cat: did you mean cats"),
+        ({"cats/00.png": "7"}, "^expected labels from 0 to 1"),
+        ("absent.csv", "^labels='absent.csv': expected \"folder\", or a file .json, or .csv .* got No such file"),
+        ("a,b,c", "^labels='.*a.csv': expected .* got other than two columns$"),
+        ("", "^labels='.*a.csv': expected .* got other than two columns$"),
+    ],
+)
+def test_labels_that_match_no_image_or_several_are_refused(folder, target, labels, message, tmp_path):
+    if labels in ("", "a,b,c"):
+        labels = write_labels(tmp_path / "a.csv", labels)
+    with pytest.raises(InputError, match=message):
+        find_labels(labels, list_folder(folder), target)
 
 
 def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):

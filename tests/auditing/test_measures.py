@@ -70,7 +70,14 @@ def audited(target, grid):
     names = [f"{'cat' if i < 4 else 'dog'}/{'web' if i % 3 else 'own'}/{i}.png" for i in range(12)]
     classes = [f"class {i}" for i in range(5)]
     groups, centres = measure_groups(
-        in_memory(evidence_of(12)), target, grid, CENTRES, names, classes, lambda numbers: images[numbers], hidden=5
+        in_memory(evidence_of(12)),
+        target,
+        grid,
+        CENTRES,
+        names,
+        classes,
+        lambda numbers: (images[numbers], numbers),
+        hidden=5,
     )
     return Audit(groups, classes, {"images": 12}, (4, 4), {"model": "toy"}, centres)
 
@@ -143,7 +150,15 @@ def test_passes_are_bounded_and_the_most_suspicious_are_hidden(target, grid, aud
     evidence = evidence_of(12)
     images = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8)
     names = [f"{number}.png" for number in range(12)]
-    of = in_memory(evidence), target, grid, audited.centres, names, audited.classes, lambda numbers: images[numbers]
+    of = (
+        in_memory(evidence),
+        target,
+        grid,
+        audited.centres,
+        names,
+        audited.classes,
+        lambda numbers: (images[numbers], numbers),
+    )
     groups, _ = measure_groups(*of, hidden=4, passes=39)
     assert sum(group.hidden is not None for group in groups) == 1
     assert capsys.readouterr().err == "hidden: 1 of 2 groups, for at most 39 passes\n"
