@@ -203,6 +203,7 @@ def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
         ({"labels": "folders"}, "^labels='folders': expected \"folder\""),
         ({"texts": ["grass"]}, "expected an image tower of CLIP or SigLIP"),
         ({"masks": "nowhere"}, "got 'nowhere': there is no such file"),
+        ({"output": __file__}, "^output: expected a folder, got .*test_audits.py: File exists: give another one$"),
         ({"head": nn.Linear(7, 2)}, "expected a head for embeddings of width 24"),
         ({"head": nn.Linear(24, 2), "score": "value"}, "an audit"),
     ],
@@ -355,7 +356,7 @@ def test_without_needs_an_audit_of_this_model_and_folder_and_groups_that_are_the
         open_audit(session, tmp_path / "others", output)
 
 
-@pytest.mark.parametrize("groups", ["0", 0, ["0"], [0.0], [1, 1], []])
+@pytest.mark.parametrize("groups", ["0", 0, ["0"], [0.0], [True], [1, 1], []])
 def test_groups_are_taken_out_by_a_list_of_their_numbers(audited, groups):
     with pytest.raises(InputError, match="^without: expected different numbers of groups from 0 to 3, got "):
         audited[0].without(groups)
@@ -365,7 +366,12 @@ def test_no_suspicious_group_is_said_plainly(audited, capsys):
     groups = [replace(group, suspicion=0.1) for group in audited[0].groups]
     audit_command.print_groups(replace(audited[0], groups=groups))
     assert "no suspicious group among 4" in capsys.readouterr().out
-    audit_command.print_groups(replace(audited[0], groups=[replace(groups[0], suspicion=0.9, reasons=("a logo",))]))
+    alarm = replace(groups[0], suspicion=0.9, reasons=("a logo",))
+    audit_command.print_groups(replace(audited[0], groups=[replace(alarm, hidden=None, random=None)]))
+    out = capsys.readouterr().out
+    assert "no suspicious group among 1: none has a suspicion of 0.4 or more; 1 were not measured" in out
+    assert "not measured" in out.splitlines()[3]
+    audit_command.print_groups(replace(audited[0], groups=[alarm]))
     lines = capsys.readouterr().out.splitlines()
     assert "       - a logo" in lines and "no suspicious" not in lines[0]
 

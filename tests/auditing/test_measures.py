@@ -1,6 +1,7 @@
 """Hiding groups against single passes, suspicion, and audits as files."""
 
 import math
+import shutil
 from dataclasses import fields, replace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from toys import in_memory
 
-from explainers.auditing.audit import SUSPICIOUS, Audit, Effect
+from explainers.auditing.audit import FILES, SUSPICIOUS, Audit, Effect
 from explainers.auditing.evidence import Evidence
 from explainers.auditing.groups import Centres
 from explainers.auditing.hiding import DRAWS, hide, random_others
@@ -101,11 +102,22 @@ def test_an_audit_is_read_as_it_was_saved(audited, tmp_path):
     again = Audit.load(tmp_path)
     assert all(torch.equal(getattr(again.centres, f.name), getattr(audited.centres, f.name)) for f in fields(Centres))
     assert replace(again, centres=audited.centres) == audited
+    other = replace(audited, numbers={"images": 13})
+    other.save(tmp_path / "other")
+    for name in FILES:
+        shutil.copytree(tmp_path / "other", tmp_path / name)
+        shutil.copy(tmp_path / FILES[name == FILES[0]], tmp_path / name)
+        line = "expected the files of one audit, but results.json and groups.safetensors do not belong together"
+        with pytest.raises(InputError, match=line):
+            Audit.load(tmp_path / name)
+    (tmp_path / "results.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="expected the results.json of an audit"):
+        Audit.load(tmp_path)
     (tmp_path / "results.json").write_text('{"results": {}}')
     with pytest.raises(InputError, match="expected the results.json of an audit"):
         Audit.load(tmp_path)
     with pytest.raises(InputError, match="^expected the folder of an audit"):
-        Audit.load(tmp_path / "other")
+        Audit.load(tmp_path / "nowhere")
 
 
 def numbers(audited, **changes):
@@ -141,6 +153,9 @@ def test_suspicion_follows_its_formula(audited):
 
 def test_no_suspicious_group_is_a_result(audited):
     calm, alarm = numbers(audited, suspicion=0.1), numbers(audited, suspicion=SUSPICIOUS)
+    unknown = replace(alarm, hidden=None)
+    assert replace(audited, groups=[unknown, calm]).suspicious == []
+    assert replace(audited, groups=[unknown, calm]).conclude().endswith("; 1 were not measured")
     assert replace(audited, groups=[calm]).conclude().startswith("no suspicious group among 1:")
     audit = replace(audited, groups=[alarm, calm])
     assert audit.suspicious == [alarm] and audit.conclude().startswith("1 of 2 groups are suspicious")
