@@ -53,7 +53,7 @@ class Pictures(Mapping[int, Tensor]):
 
     def read(self, numbers: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Decode what the model sees of some photos, (B, C, H, W), and the numbers of those that have not changed."""
-        same = [number for number in numbers if _stamp(self.photos[number]) == self.stamps[number]]
+        same = [number for number in numbers if stamp(self.photos[number].file) == self.stamps[number]]
         seen = decode_known(self.session, self.photos, same)
         self.lost |= {*numbers} - {*seen}
         return torch.stack([*seen.values()]) if seen else torch.empty(0), [*seen]
@@ -77,13 +77,9 @@ class Pictures(Mapping[int, Tensor]):
         return len(self.photos)
 
 
-def _stamp(photo: Photo) -> Stamp:
-    return None if photo.file is None else stamp(photo.file)
-
-
 def decode_known(session: Session, photos: Sequence[Photo], numbers: Sequence[int]) -> dict[int, Tensor]:
     """Number → what the model sees, (C, H, W), of those photos whose files are there and can be decoded."""
-    there = [number for number in numbers if _stamp(photos[number])]
+    there = [number for number in numbers if stamp(photos[number].file)]
     seen = {number: decode_seen(photos[number], session.transform, session.pixels) for number in there}
     return {number: found[0] for number, found in seen.items() if found}
 
@@ -112,11 +108,9 @@ def recall_photos(
     own = {photo.name: row for row, photo in enumerate(photos)}
     if len(own) < len(photos) or not own.keys() <= stored.keys():
         return [*photos], labels
-    recalled = []
-    for name in stored:
-        file = Path(folder).expanduser() / name
-        gone = Photo(name, partial(PixelFormat.read_file, path=file), in_folder=True, file=file)
-        recalled.append(photos[own[name]] if name in own else gone)
+    files = {name: Path(folder).expanduser() / name for name in stored}
+    gone = [Photo(name, partial(PixelFormat.read_file, path=file), True, file) for name, file in files.items()]
+    recalled = [photos[own[photo.name]] if photo.name in own else photo for photo in gone]
     return recalled, torch.tensor([labels[own[name]] if name in own else stored[name] for name in stored])
 
 
@@ -159,12 +153,12 @@ def find_labels(labels: Labels, photos: Sequence[Photo], target: TargetModel) ->
     else:
         return torch.tensor(find_image_classes(labels, names, len(photos), "labels"))
     matched = match_names([name for name, _ in pairs], photos)
-    if isinstance(labels, str | Path) and pairs[0][0] not in matched:  # titles of columns
+    if isinstance(labels, str | Path) and pairs and pairs[0][0] not in matched:  # titles of columns
         pairs = pairs[1:]
     found: dict[int, int] = {}
-    for given, label in pairs:
-        of, number = class_index(label, names, "labels") if given in matched else None, matched.get(given, -1)
-        if of is not None and found.setdefault(number, of) != of:
+    for number, label in [(matched[name], label) for name, label in pairs if name in matched]:
+        of = class_index(label, names, "labels")
+        if found.setdefault(number, of) != of:
             raise InputError(f"labels= {photos[number].name} has two classes, {names[found[number]]} and {names[of]}")
     bare = [photo.name for number, photo in enumerate(photos) if number not in found]
     others = [str(name) for name, _ in pairs if name not in matched]
@@ -183,16 +177,11 @@ def read_labels(file: str | Path) -> list[tuple[str, int | str]]:
         text = Path(file).expanduser().read_text(encoding="utf-8-sig")
         if Path(file).suffix == ".json":
             return [*json.loads(text).items()]
-        separator = max(",;\t", key=text.partition("\n")[0].count)
-        rows = [row for row in csv.reader(text.splitlines(), delimiter=separator) if row]
-        if not rows or any(len(row) != 2 for row in rows):
-            raise ValueError("other than two columns")
-        return [(name, label) for name, label in rows]
+        rows = csv.reader(text.splitlines(), delimiter=max(",;\t", key=text.partition("\n")[0].count))
+        return [(name, label) for name, label in filter(None, rows)]
     except (OSError, ValueError, AttributeError, RecursionError, csv.Error) as error:
-        raise InputError(
-            f'labels={str(file)!r}: expected "folder", or a file .json, or .csv of two columns, with the name and the'
-            f" class of each image, got {getattr(error, 'strerror', None) or error}"
-        ) from error
+        wanted = '"folder", or a file .json, or .csv of two columns: the name and the class of each image'
+        raise InputError(f"labels={str(file)!r}: expected {wanted}") from error
 
 
 def match_names(given: Sequence[str | Path], photos: Sequence[Photo]) -> dict[str | Path, int]:
@@ -212,16 +201,13 @@ def match_names(given: Sequence[str | Path], photos: Sequence[Photo]) -> dict[st
             ends[each.name.lower()].append((each.as_posix().lower(), number))
     matched: dict[str | Path, int] = {}
     for name in given:
-        parts = [part for part in PurePath(str(name).strip().lower()).parts if part not in ("/", "..")]
-        end = "/".join(parts)
+        end = "/".join(part for part in PurePath(str(name).strip().lower()).parts if part not in ("/", ".."))
         numbers = [number for whole, number in ends.get(end.rpartition("/")[2], ()) if whole.endswith(f"/{end}")]
-        if str(name) in exact:
-            numbers = [exact[str(name)]]
-        if len(numbers) > 1:
+        if len(numbers) > 1 and str(name) not in exact:
             shared = _name_some([photos[number].name for number in numbers])
             raise InputError(f"labels= {name} is the name of {len(numbers)} images ({shared}): add their folders")
         if numbers:
-            matched[name] = numbers[0]
+            matched[name] = exact.get(str(name), numbers[0])
     return matched
 
 
@@ -281,36 +267,29 @@ def find_objects(
     Raises:
         InputError: if no photo has a mask, if no mask has an object, or if it is open which values are the object.
     """
-    ranges = find_ranges(mask_value)
-    listed = list_folder(folder)
-    masks = {PurePath(each.name).with_suffix(""): each for each in listed}
+    ranges, listed = find_ranges(mask_value), list_folder(folder)
+    masks = {PurePath(each.name).with_suffix(""): each.file or Path(each.name) for each in listed}
     if len(masks) < len(listed):
-        twice = [Path(each.name) for each in listed if each not in masks.values()]
-        raise InputError(f"{folder}: expected one mask of each name, got two of {several(twice)}: remove one")
+        raise InputError(f"{folder}: expected a mask of each name, got {len(listed)} files of {len(masks)} names")
     inside = torch.ones(len(photos), grid.num_patches, dtype=torch.bool)
-    transform, count = replace(session.transform, fill=(0,)), 0
-    without: dict[str, list[Path]] = {"no masks of": [], "masks that cannot be decoded of": []}
+    without, with_object, transform = [], 0, replace(session.transform, fill=(0,))
     with progress("reading masks", len(photos), "mask", delay=2) as bar:
         for row, photo in zip(inside, photos, strict=True):
             bar.update(1)
-            mask = masks.get(PurePath(photo.name).with_suffix(""))
-            if mask is None or mask.file is None:
-                without["no masks of"].append(Path(photo.name))
-                continue
             try:
-                pixels = read_mask(mask.file, ranges)
-            except CorruptImage:
-                without["masks that cannot be decoded of"].append(Path(photo.name))
+                pixels = read_mask(masks[PurePath(photo.name).with_suffix("")], ranges)
+            except (KeyError, CorruptImage):
+                without.append(Path(photo.name))
                 continue
-            count += int(pixels.any())
+            with_object += bool(pixels.any())
             row.copy_(mark_patches(see_pixels(pixels[..., None] * np.uint8(255), transform)[0][0], grid))
-    said = [f"{reason} {several(paths)}" for reason, paths in without.items() if paths]
-    if sum(map(len, without.values())) == len(photos):
-        raise InputError(f"{folder}: expected masks with the names of the images, got {', '.join(said)}")
-    if not count:
+    lacking = f"no mask that can be decoded of {several(without)}"
+    if len(without) == len(photos):
+        raise InputError(f"{folder}: expected masks with the names of the images, got {lacking}")
+    if not with_object:
         raise InputError(f"{folder}: expected objects in the masks, got none in any of them: give other masks")
-    for reason in said:
-        warnings.warn(f"{folder}: {reason}: all of each counts as the object", stacklevel=2)
+    if without:
+        warnings.warn(f"{folder}: {lacking}: all of each counts as the object", stacklevel=2)
     return inside
 
 

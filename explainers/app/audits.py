@@ -165,10 +165,8 @@ def audit_folder(
     """Audit the model of a session from `start_session`, with the arguments of `audit`; `command` repeats this."""
     if texts:
         session.text_head.embed(texts)  # at once, if the model has none
-    try:
-        Path(output).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"output: expected a folder, got {output}: {error.strerror}: give another one") from error
+    if Path(output).is_file():
+        raise InputError(f"output: expected a folder, got the file {output}: give another one")
     store, listed = EvidenceStore(output), list_folder(folder)
     photos, labels_of = recall_photos(folder, listed, find_labels(labels, listed, session.target), store.listing())
     names, classes = [photo.name for photo in photos], class_names(session.target)

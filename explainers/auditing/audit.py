@@ -136,13 +136,11 @@ class Audit:
 
     def conclude(self) -> str:
         """Say in one line how many groups are suspicious, or that none is."""
-        found, count = len(self.suspicious), sum(group.hidden is None for group in self.groups)
-        unknown = f"; {count} were not measured" if count else ""
+        found, unknown = len(self.suspicious), sum(group.hidden is None for group in self.groups)
+        which = f"a suspicion of {SUSPICIOUS} or more" + f"; {unknown} were not measured" * bool(unknown)
         if not found:
-            return (
-                f"no suspicious group among {len(self.groups)}: none has a suspicion of {SUSPICIOUS} or more{unknown}"
-            )
-        return f"{found} of {len(self.groups)} groups are suspicious, with a suspicion of {SUSPICIOUS} or more{unknown}"
+            return f"no suspicious group among {len(self.groups)}: none has {which}"
+        return f"{found} of {len(self.groups)} groups are suspicious, with {which}"
 
     @property
     def id(self) -> str:

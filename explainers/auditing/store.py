@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
@@ -73,13 +74,11 @@ class Source:
         return [stamp(path) for path in self.files[part.start : part.stop]]
 
 
-def stamp(path: Path) -> Stamp:
+def stamp(path: Path | None) -> Stamp:
     """The size of a file in bytes, and when it was changed, in nanoseconds; `None` if it is gone."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return [status.st_size, status.st_mtime_ns]
+    with suppress(OSError):
+        return [(status := os.stat(path or "")).st_size, status.st_mtime_ns]
+    return None
 
 
 def _hash(value: Any) -> str:
@@ -218,24 +217,21 @@ class EvidenceStore:
 
     def _delete_changed(self, source: Source, shards: Sequence[range]) -> None:
         """Delete shards with files that have changed or are gone; refuse evidence of which most files have changed."""
-        changed: list[Path] = []
-        stale: list[Path] = []
+        changed: dict[Path, list[Path]] = {}
         count = 0
         for path in self._paths():
             start = int(path.stem) * self.shard_size
             before, now = read_header(path, KIND)["files"], source.stamps(range(start, start + self.shard_size))
             if len(before) != len(now):
                 raise self._refuse("images.files")
-            differ = [Path(source.names[start + row]) for row in range(len(now)) if before[row] != now[row]]
-            changed, count, stale = changed + differ, count + len(now), stale + [path] * bool(differ)
-        if 2 * len(changed) > count:
-            raise self._refuse(f"images.files, of which most have changed: {several(changed)}")
-        if changed:
-            again = f"{len(stale)} of {len(shards)} shards"
-            warnings.warn(
-                f"{several(changed)} changed or deleted since the evidence was taken: that of {again} is taken again",
-                stacklevel=3,
-            )
+            changed[path] = [Path(source.names[start + row]) for row in range(len(now)) if before[row] != now[row]]
+            count += len(now)
+        names, stale = sum(changed.values(), []), [path for path in changed if changed[path]]
+        if 2 * len(names) > count:
+            raise self._refuse(f"images.files, of which most have changed: {several(names)}")
+        if names:
+            again = f"evidence of {len(stale)} of {len(shards)} shards is taken again"
+            warnings.warn(f"{again}: {several(names)} changed or deleted since", stacklevel=3)
         for path in stale:
             path.unlink(missing_ok=True)
 

@@ -1,5 +1,6 @@
 """Masks: which pixels of an image are its object."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,13 +30,10 @@ def find_ranges(given: MaskValue) -> Ranges:
     >>> find_ranges([1, "128-255"])
     [(1, 1), (128, 255)]
     """
-    try:
-        each = [] if given is None else [given] if isinstance(given, int | str) else given
-        pairs = [str(one).partition("-") for one in each]
-        ranges = [(int(low), int(high or low)) for low, _, high in pairs]
-    except (TypeError, ValueError):
-        ranges = [(1, 0)]
-    if any(low > high for low, high in ranges):
+    each = given if isinstance(given, Sequence) and not isinstance(given, str) else [given] * (given is not None)
+    found = [re.fullmatch(r"(\d+)(?:-(\d+))?", str(one)) for one in each]
+    ranges = [(int(one[1]), int(one[2] or one[1])) for one in found if one]
+    if len(ranges) < len(found) or any(low > high for low, high in ranges):
         raise InputError(f"mask_value={given!r}: expected numbers, or ranges such as 128-255")
     return ranges
 
@@ -85,14 +83,11 @@ def find_object(values: np.ndarray, name: object, ranges: Ranges = ()) -> np.nda
         raise InputError(f"{name}: expected a mask of rows and columns, got shape {list(values.shape)}")
     if not ranges and (len(found) > 2 or len(found) == 2 and found[0] != 0):
         listed = ", ".join(map(str, found)) if len(found) < 5 else f"{len(found)} from {found[0]} to {found[-1]}"
-        raise InputError(
-            f"{name}: expected a mask of two values, 0 and that of the object, got {listed}: give the values of the"
-            " object, such as mask_value=1, or mask_value=128-255 for all bright ones"
-        )
-    inside = values != 0 if not ranges else np.zeros(values.shape, dtype=bool)
-    for low, high in ranges:
-        inside |= (values >= low) & (values <= high)
-    return inside
+        advice = "give those of the object, such as mask_value=1, or mask_value=128-255 for all bright ones"
+        raise InputError(f"{name}: expected a mask of two values, 0 and that of the object, got {listed}: {advice}")
+    if not ranges:
+        return values != 0
+    return np.logical_or.reduce([(values >= low) & (values <= high) for low, high in ranges])
 
 
 def read_ids(path: Path) -> np.ndarray:

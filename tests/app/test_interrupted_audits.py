@@ -168,7 +168,7 @@ def test_a_photo_that_changes_is_left_out_and_its_shard_alone_is_taken_again(
     assert again.numbers["images"] == 2 * IMAGES - (how != "replaced")
     assert {each.name for each in kept if each.stat().st_mtime_ns != kept[each]} <= {"00000.safetensors"}
     if when == "hiding":
-        line = "1 file (02.png) changed or deleted since the evidence was taken: that of 1 of 3 shards is taken again"
+        line = "evidence of 1 of 3 shards is taken again: 1 file (02.png) changed or deleted since"
         assert line in [str(each.message) for each in caught]
     opened = open_audit(start_session(target, "DirectPaths"), photos, output)
     assert opened.groups == again.groups and opened.without([0]).head

@@ -52,7 +52,7 @@ def test_the_page_of_an_audit_is_in_a_tab_of_a_server_that_has_one(page, target,
     assert httpx.get(f"{page.local_url}audit").text.startswith("<p>groups</p>")
     assert refusal(path="/audit", method="GET") == refusal(path="/audit/results.json", method="GET") == 404
     assert FRAME in [getattr(block, "value", None) for block in page.blocks.values()]
-    with pytest.raises(InputError, match=f"^{tmp_path}: expected the folder of an audit"):
+    with pytest.raises(InputError, match=f"^expected the folder of an audit, got {tmp_path} without"):
         serve(target, audit=tmp_path, block=False)
 
 
