@@ -80,8 +80,6 @@ def find_groups(
     """
     check_positive(images=images, strongest=strongest, **({} if groups is None else {"groups": groups}))
     drawn, width, skipped = _draw(store, images, seed)
-    if not drawn:
-        raise InputError(f"expected at least {FEWEST} images of which a class is predicted, got fewer of every class")
     at_once = max(1, BYTES // (images * strongest * width * 4))
     directions, classes, most = [], [], 0
     for some in torch.tensor(sorted(drawn)).split(at_once):
@@ -178,6 +176,9 @@ def _draw(store: Store, images: int, seed: int) -> tuple[dict[int, Tensor], int,
     classes, counts = predicted.unique(return_counts=True)
     by_class = dict(zip(classes.tolist(), numbers[order].split(counts.tolist()), strict=True))
     drawn = {of: members[:images] for of, members in by_class.items() if len(members) >= FEWEST}
+    if not drawn:
+        most = f"at most {counts.max()} of {len(numbers)}: give more images, or a head of fewer classes"
+        raise InputError(f"expected at least {FEWEST} images of which a class is predicted, got {most}")
     return drawn, shards[0][2], [of for of in by_class if of not in drawn]
 
 
