@@ -221,7 +221,7 @@ class EvidenceStore:
         count = 0
         for path in self._paths():
             start = int(path.stem) * self.shard_size
-            before, now = read_header(path, KIND)["files"], source.stamps(range(start, start + self.shard_size))
+            before, now = read_header(path, KIND).get("files", []), source.stamps(range(start, start + self.shard_size))
             if len(before) != len(now):
                 raise self._refuse("images.files")
             changed[path] = [Path(source.names[start + row]) for row in range(len(now)) if before[row] != now[row]]
