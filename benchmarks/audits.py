@@ -130,8 +130,8 @@ class Audited:
         places = [self.places[hash(image.numpy().tobytes())] for image in images]
         return self.stored["vectors"][places].float(), self.stored["embeddings"][places].float()
 
-    def read(self, numbers: Sequence[int]) -> Tensor:
-        return self.stored["images"][list(numbers)]
+    def read(self, numbers: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+        return self.stored["images"][list(numbers)], numbers
 
     def shards(self) -> Iterator[Evidence]:
         yield self.evidence

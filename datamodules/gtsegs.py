@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from explainers.errors import InputError
+from explainers.images.masks import find_object
 from explainers.runtime.progress import progress
 from explainers.saved.files import atomic, file_name
 
@@ -57,7 +58,8 @@ def samples(file: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         pixels = file[image[0]][()].transpose(2, 1, 0)
         if pixels.dtype != np.uint8 or pixels.shape != (*mask.shape, 3):
             raise ValueError(f"an image of {pixels.dtype} {pixels.shape} with a mask {mask.shape}")
-        yield file_name(f"{number:04d}_{name}".rstrip("_")), pixels, mask != 0
+        stem = file_name(f"{number:04d}_{name}".rstrip("_"))
+        yield stem, pixels, find_object(mask, stem)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

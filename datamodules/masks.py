@@ -1,4 +1,4 @@
-"""Images with masks of their objects, image files of the same names: black and white, or with ids of classes."""
+"""Images with masks of their objects, image files of the same names: of one object, or with ids of classes."""
 
 import math
 import warnings
@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +15,9 @@ from datamodules.datasets import ImageFiles, choose_transform, spread
 from datamodules.ilsvrc import imagenet_classes, imagenet_labels
 from datamodules.truth import Crop, check_scale, is_scaled
 from explainers.errors import InputError, check_range
-from explainers.images.decoding import CorruptImage, decode, read_orientation, read_stored_size, turn_upright
+from explainers.images.decoding import CorruptImage, read_orientation, read_stored_size
 from explainers.images.listing import existing_folder, list_images, several
+from explainers.images.masks import MaskValue, Ranges, find_ranges, read_ids, read_mask
 from explainers.images.transform import ImageTransform
 from explainers.runtime.progress import progress
 from explainers.saved.files import file_hashes
@@ -36,6 +36,7 @@ def masked_images(
     crop_fraction: float | None = None,
     limit: int | None = None,
     skip_corrupt: bool = False,
+    mask_value: MaskValue = None,
 ) -> ImageFiles:
     """Images with masks of their objects, without labels: every sample has a `truth` mask, and the label -1.
 
@@ -45,16 +46,19 @@ def masked_images(
     Args:
         root: folder that holds both folders.
         images: folder of the images below `root`.
-        masks: folder of the masks below `root`; the mask of an image has its path without the ending. A mask is black
-            and white (grey from its middle on counts as white), or holds 0 and 1. It has the size of the image, at any
-            scale: of the image turned by its EXIF orientation, or of the stored one if only that fits.
+        masks: folder of the masks below `root`; the mask of an image has its path without the ending. What is the
+            object, says `read_mask`. A mask has the size of the image, at any scale: of the image turned by its EXIF
+            orientation, or of the stored one if only that fits.
+        mask_value: values of the object where masks have several beside 0, see `MaskValue`.
 
     Raises:
         InputError: if a folder is missing, or no image has a mask.
     """
+    ranges = find_ranges(mask_value)
     pairs = pair_files(Path(root), images, masks)
     paths, files = zip(*pairs, strict=True)
-    return ImageFiles(paths, [-1] * len(paths), transform, (), Masks(files), crop_fraction, limit, skip_corrupt)
+    truth = Masks(files, None, ranges)
+    return ImageFiles(paths, [-1] * len(paths), transform, (), truth, crop_fraction, limit, skip_corrupt)
 
 
 def class_masks(
@@ -135,7 +139,7 @@ def largest_class(
         stored = read_stored_size(pair[0])
         turned = is_drawn_upright(*pair) and read_orientation(pair[0]) in SWAPPED
         crop = Crop(stored[::-1] if turned else stored, transform)
-        ids = read_ids(pair[1])
+        ids = torch.from_numpy(read_ids(pair[1]))
     except CorruptImage as error:
         if not skip_corrupt:
             raise CorruptImage(f"{error}; repair or delete the file, or set skip_corrupt=true") from error
@@ -202,12 +206,14 @@ class Masks:
 
     Args:
         paths: the mask of every image.
-        ids: class of the object of every image, whose pixels in the mask hold it; `None` for black and white masks.
+        ids: class of the object of every image, whose pixels in the mask hold it; `None` for masks of one object.
+        ranges: values of this object, see `read_mask`.
     """
 
-    def __init__(self, paths: Sequence[Path], ids: Sequence[int] | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], ids: Sequence[int] | None = None, ranges: Ranges = ()) -> None:
         self.paths = paths
         self.ids = ids
+        self.ranges = ranges
 
     def is_upright(self, position: int, image: Path) -> bool:
         """See `Truth`."""
@@ -218,49 +224,16 @@ class Masks:
 
         Raises:
             CorruptImage: if the file cannot be decoded.
-            InputError: if the mask has another aspect ratio than the image, or is not black and white.
+            InputError: if the mask has another aspect ratio than the image, or it is open which values are the object.
         """
         path = self.paths[position]
-        mask = read_mask(path) if self.ids is None else read_ids(path) == self.ids[position]
+        mask = read_mask(path, self.ranges) if self.ids is None else read_ids(path) == self.ids[position]
         check_scale(f"a mask ({path.name})", (mask.shape[0], mask.shape[1]), crop.stored)
-        return crop.of_mask(mask)
+        return crop.of_mask(torch.from_numpy(mask))
 
     def contents(self, positions: Sequence[int]) -> Any:
         """See `Truth`."""
         hashes = file_hashes([self.paths[i] for i in positions])
-        return hashes if self.ids is None else [hashes, [self.ids[i] for i in positions]]
-
-
-def read_mask(path: Path) -> Tensor:
-    """Read a black and white image, or one of 0 and 1, as booleans (rows, columns); grey from its middle on is True.
-
-    Raises:
-        InputError: if its brightest pixel is a dark grey, because these may be class ids.
-    """
-    image = decode(path)
-    turn_upright(image)
-    deep = image.mode.startswith("I")
-    values = np.asarray(image if deep or image.mode in ("1", "L") else image.convert("L"))
-    middle = 65535 / 2 if deep else 255 / 2
-    brightest = values.max()
-    if brightest <= 1:
-        return torch.from_numpy(values > 0)
-    if brightest < middle:
-        raise InputError(
-            f"{path}: expected a mask of black and white, or of 0 and 1, got values up to {brightest}; if they are ids"
-            " of classes, take data=class_masks"
-        )
-    return torch.from_numpy(values > middle)
-
-
-def read_ids(path: Path) -> Tensor:
-    """Read ids of classes, int32 (rows, columns): palette index, grey value, or R + 256 · G + 65536 · B.
-
-    Raises:
-        CorruptImage: if the file cannot be decoded.
-    """
-    image = decode(path)
-    turn_upright(image)
-    whole = image.mode in ("1", "L", "P") or image.mode.startswith("I")
-    values = np.asarray(image if whole else image.convert("RGB")).astype(np.int32)
-    return torch.from_numpy(values if whole else values @ np.array([1, 256, 65536], dtype=np.int32))
+        if self.ids is not None:
+            return [hashes, [self.ids[i] for i in positions]]
+        return [hashes, self.ranges] if self.ranges else hashes

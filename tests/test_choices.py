@@ -19,8 +19,7 @@ from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.app import choosing
-from explainers.app.audited_photos import find_labels
-from explainers.app.audits import audit, audit_folder
+from explainers.app.audits import audit
 from explainers.app.model import prepare_model
 from explainers.app.page.views import curves
 from explainers.app.session import Session, explain
@@ -63,9 +62,7 @@ EXCLUDED = {
     exported_target: "TargetModel checks its score",
     check_target: "Evaluation checks its curves",
     **dict.fromkeys((hide, hide_group, hide_members), "measure_groups and repair check their removal"),
-    **dict.fromkeys(
-        (find_labels, audit, audit_folder), "find_labels names its one word, and TargetModel checks the score"
-    ),
+    audit: "TargetModel checks its score",
     ImageTransform: "configs and processors name its resize, which their readers check",
     General: "its class_map is `same` or a list of numbers",
 }

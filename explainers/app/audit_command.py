@@ -46,7 +46,7 @@ def audit(options: Namespace) -> None:
     command = ["explainers", *sys.argv[1:]]
     chosen = options.labels, options.output, options.texts, options.masks, options.groups, options.passes or PASSES
     try:
-        found = audit_folder(session, options.folder, *chosen, command)
+        found = audit_folder(session, options.folder, *chosen, command, options.mask_value)
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"- the same command goes on with the evidence in {options.output}")
         raise

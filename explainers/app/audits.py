@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from explainers.app.audited_photos import (
     find_objects,
     list_folder,
     make_source,
-    read_pixels,
+    recall_photos,
 )
 from explainers.app.choosing import Method, print_once
 from explainers.app.photos import Photo
@@ -34,11 +33,12 @@ from explainers.auditing.store import EvidenceStore, describe_explainer, process
 from explainers.auditing.tally import inside_masks
 from explainers.errors import InputError, check_integers, check_positive
 from explainers.images.decoding import White
+from explainers.images.masks import MaskValue
 from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
 from explainers.models.names import class_names
 from explainers.models.scores import Score
-from explainers.report.audit_page import PAGE, audit_html
+from explainers.report.audit_page import PAGE, audit_html, load_audit
 from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity
 from explainers.saved.records import devices, versions
@@ -60,9 +60,11 @@ class FolderAudit(Audit):
 
     def without(self, groups: Sequence[int], strength: float | None = None) -> Repair:
         """Make a head that relies less on groups, by their numbers, see `repair`; `save` of it writes the head."""
-        read = partial(read_pixels, self.session, self.photos)
+        pictures = Pictures(self.session, self.photos, self.store.stamps())
         with self.session.computing():
-            return repair(self.store, self.session.explainer, self.centres, groups, read, strength=strength)
+            found = repair(self.store, self.session.explainer, self.centres, groups, pictures.read, strength=strength)
+        pictures.name_lost()
+        return found
 
     def report_card(self, repaired: Repair) -> ReportCard:
         """Compare a repaired head with the model's own on all images, see `grade_heads`; it prints as a table."""
@@ -90,6 +92,7 @@ def audit(
     white: White = None,
     bands: Sequence[int] | None = None,
     score: Score | None = None,
+    mask_value: MaskValue = None,
 ) -> FolderAudit:
     """Find what a classifier relies on over a folder of images: groups of patches that are evidence for its classes.
 
@@ -107,10 +110,11 @@ def audit(
         head: a head of another task on the same backbone, or its file; `None` for the model's own.
         output: a folder for this audit: its evidence, `results.json`, and `audit.html`, the page.
         texts: what groups may show; they are named by the most similar one. The model has to be of CLIP or SigLIP.
-        masks: folder of masks of the objects, with the names of the images, of which some patches may lie elsewhere.
+        masks: folder of masks of the objects, with the names of the images, see `read_mask`.
         groups: number of groups of each class; `None` chooses it.
         passes: about the largest number of forward passes that hide patches, of the most suspicious groups first.
         batch_size: number of images that are explained at once.
+        mask_value: values of the object in the masks, such as 1, or "128-255", if there are several beside 0.
 
     Returns:
         The groups, the most suspicious first. `audit.without([3, 7])` makes a head that relies less on two of them.
@@ -126,7 +130,7 @@ def audit(
     seen: dict[str, Any] = {"image_size": image_size, "white": white, "bands": bands, "score": score}
     session = start_session(model, method, device, weights=weights, batch_size=batch_size, **seen)
     command = ["explainers", "audit", str(folder), "--model", session.target.name, "--output", str(output)]
-    return audit_folder(session, folder, labels, output, texts, masks, groups, passes, command)
+    return audit_folder(session, folder, labels, output, texts, masks, groups, passes, command, mask_value)
 
 
 def start_session(
@@ -156,26 +160,30 @@ def audit_folder(
     groups: int | None = None,
     passes: int = PASSES,
     command: Sequence[str] = (),
+    mask_value: MaskValue = None,
 ) -> FolderAudit:
     """Audit the model of a session from `start_session`, with the arguments of `audit`; `command` repeats this."""
     if texts:
         session.text_head.embed(texts)  # at once, if the model has none
-    photos = list_folder(folder)
+    if Path(output).is_file():
+        raise InputError(f"output: expected a folder, got the file {output}: give another one")
+    store, listed = EvidenceStore(output), list_folder(folder)
+    photos, labels_of = recall_photos(folder, listed, find_labels(labels, listed, session.target), store.listing())
     names, classes = [photo.name for photo in photos], class_names(session.target)
-    read = partial(read_pixels, session, photos)
-    source = make_source(session, photos, find_labels(labels, photos, session.target))
+    source = make_source(session, photos, labels_of)
     explainer: Any = session.explainer
-    grid, store = explainer.grid, EvidenceStore(output)
-    objects = find_objects(masks, photos, session, grid) if masks else None
+    grid = explainer.grid
+    objects = find_objects(masks, photos, session, grid, mask_value) if masks else None
     print_once(f"{session.target.name}: evidence by {session.method}")
     with session.computing():
         if not store.collect(explainer, source):
             print(f"process {process_number()[0]}: its evidence is in {output}; process 0 goes on", file=sys.stderr)
             sys.exit()
+        pictures = Pictures(session, photos, store.stamps())
         centres, others = (find_groups(store, session.target, groups, seed=seed) for seed in (0, 1))
         stability = compare_groups(next(store.shards()), centres, others)
         on_object = None if objects is None else inside_masks(objects)
-        of_images = store, session.target, grid, centres, names, classes, read
+        of_images = store, session.target, grid, centres, names, classes, pictures.read
         found, centres = measure_groups(*of_images, passes=passes, on_object=on_object)
         if texts:
             found = name_groups(found, centres, session, texts)
@@ -190,24 +198,30 @@ def audit_folder(
     }
     numbers = count_images(store) | {"stability": stability}
     audit = FolderAudit(found, classes, numbers, grid.shape, about, centres, session, photos, store)
+    page, file = audit_html(audit, pictures), Path(output) / PAGE
+    pictures.name_lost()
+    store.check()  # another audit may have started with the same folder
+    file.unlink(missing_ok=True)  # so that no old page stays beside new numbers
     audit.save(output)
-    write_atomically(Path(output) / PAGE, audit_html(audit, Pictures(session, photos)))
+    write_atomically(file, page)
     return audit
 
 
 def open_audit(session: Session, folder: str | Path, output: str | Path) -> FolderAudit:
     """Open the audit of a folder that `audit_folder` wrote to `output`; an InputError if it is of something else."""
-    photos, store = list_folder(folder), EvidenceStore(output)
-    audit = Audit.load(output)
-    saved, images = store.identity(), make_source(session, photos, torch.zeros(len(photos))).identity()
+    audit, store, listed = load_audit(output), EvidenceStore(output), list_folder(folder)
+    stored = store.listing()
+    labels = torch.tensor([stored.get(photo.name, -1) for photo in listed])
+    photos, labels = recall_photos(folder, listed, labels, stored)
     own: Identity = {
         "target": session.target.identity(),
         "explainer": describe_explainer(session.explainer),
-        "images": images | {"labels_sha256": saved["images"]["labels_sha256"]},
+        "images": make_source(session, photos, labels).identity(),
     }
-    difference = name_difference(saved, json.loads(json.dumps(own)))
-    if difference is not None:
-        raise InputError(f"{output} holds another audit, which differs in {difference}: repeat its command")
+    for saved in (store.identity(), audit.about["identity"]):
+        difference = name_difference(saved, json.loads(json.dumps(own)))
+        if difference is not None:
+            raise InputError(f"{output} holds another audit, which differs in {difference}: repeat its command")
     return FolderAudit(**vars(audit), session=session, photos=photos, store=store)
 
 

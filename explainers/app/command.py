@@ -46,7 +46,9 @@ AS_TYPED = {
     "without: expected": "--without: expected",
 }
 """How messages of the library name a setting → what to type here."""
-SETTING = re.compile(r"(?<![\w.-])(image_size|(?:against|bands|groups|strength|white)(?==))(=\(.*?\))?")
+SETTING = re.compile(
+    r"(?<![\w.-])(image_size|(?:against|bands|groups|labels|mask_value|strength|white)(?==))(=\(.*?\))?"
+)
 """A setting of the library that is an option of this name, and its value if that is a tuple."""
 
 EXAMPLES = """examples:
@@ -351,13 +353,22 @@ def _add_audit(commands: Any) -> None:
     _add_method(add)
     add.add_argument("folder", type=parse_path, metavar="FOLDER", help="the images, with all folders below it")
     add.add_argument(
-        "--labels", choices=("folder",), help="the folders below FOLDER are the classes of its images (default: none)"
+        "--labels",
+        metavar="folder|FILE",
+        help="folder: the folders below FOLDER are the classes of its images; or a .csv or .json with the class of each"
+        " (default: none)",
     )
     add.add_argument(
         "--texts", nargs="+", metavar="TEXT", help="what groups may show, named with a model of CLIP or SigLIP"
     )
     add.add_argument(
         "--masks", type=parse_path, metavar="FOLDER", help="masks of the objects, with the names of the images"
+    )
+    add.add_argument(
+        "--mask-value",
+        nargs="+",
+        metavar="VALUE",
+        help="values of the object in masks with several, such as 1, or 128-255 (default: the only one beside 0)",
     )
     add.add_argument(
         "--groups", type=parse_positive, metavar="K", help="groups of each class (default: chosen for each class)"

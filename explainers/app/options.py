@@ -102,13 +102,8 @@ def choose_device(options: Namespace) -> str | None:
 
 def find_classes(session: Session, options: Namespace) -> tuple[list[int], list[int]]:
     """The indices of the classes of --class and of --against, which a user named, or gave the numbers of."""
-
-    def find(wanted: str, option: str) -> int:
-        number = wanted.isdecimal() and wanted not in session.names
-        return class_index(int(wanted) if number else wanted, session.names, option)
-
-    chosen = [find(wanted, "--class") for wanted in options.classes or ()]
-    others = [find(other, "--against") for other in options.against or ()]
+    chosen = [class_index(wanted, session.names, "--class") for wanted in options.classes or ()]
+    others = [class_index(other, session.names, "--against") for other in options.against or ()]
     return chosen, find_other_classes(others, chosen, session.names)
 
 

@@ -1,5 +1,6 @@
 """What an audit found: groups of evidence, the most suspicious first."""
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -101,6 +102,11 @@ class Group:
     without: tuple[Example, ...] = ()
     images_without: int = 0
 
+    @property
+    def is_alarm(self) -> bool:
+        """Whether it is suspicious: `SUSPICIOUS`, and hiding it was measured."""
+        return self.hidden is not None and self.suspicion >= SUSPICIOUS
+
 
 @dataclass
 class Audit:
@@ -125,23 +131,33 @@ class Audit:
 
     @property
     def suspicious(self) -> list[Group]:
-        """The groups with a suspicion of at least `SUSPICIOUS`; none is a result, too."""
-        return [group for group in self.groups if group.suspicion >= SUSPICIOUS]
+        """The groups that are alarms; none is a result, too."""
+        return [group for group in self.groups if group.is_alarm]
 
     def conclude(self) -> str:
         """Say in one line how many groups are suspicious, or that none is."""
-        found = len(self.suspicious)
+        found, unknown = len(self.suspicious), sum(group.hidden is None for group in self.groups)
+        which = f"a suspicion of {SUSPICIOUS} or more" + f"; {unknown} were not measured" * bool(unknown)
         if not found:
-            return f"no suspicious group among {len(self.groups)}: none has a suspicion of {SUSPICIOUS} or more"
-        return f"{found} of {len(self.groups)} groups are suspicious, with a suspicion of {SUSPICIOUS} or more"
+            return f"no suspicious group among {len(self.groups)}: none has {which}"
+        return f"{found} of {len(self.groups)} groups are suspicious, with {which}"
+
+    @property
+    def id(self) -> str:
+        """A hash of the directions of the groups and of all numbers and settings, which all files of an audit have."""
+        tensors = self.centres.directions, self.centres.classes
+        parts = [json.dumps(self._content()).encode(), *(each.contiguous().numpy().tobytes() for each in tensors)]
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+    def _content(self) -> dict[str, Any]:
+        content = {key: getattr(self, key) for key in ("classes", "numbers", "shape", "about")}
+        return content | {"groups": [asdict(group) for group in self.groups]}
 
     def save(self, folder: str | Path) -> Path:
         """Write the audit to two files of a folder, `FILES`; returns the first, which programs read."""
         numbers, centres = (Path(folder) / name for name in FILES)
-        save_tensors({"directions": self.centres.directions, "classes": self.centres.classes}, centres)
-        content = {key: getattr(self, key) for key in ("classes", "numbers", "shape", "about")}
-        content["groups"] = [asdict(group) for group in self.groups]
-        write_atomically(numbers, json.dumps(content, indent=1, allow_nan=False))
+        save_tensors(vars(self.centres), centres, {"audit": self.id})
+        write_atomically(numbers, json.dumps({"id": self.id} | self._content(), indent=1, allow_nan=False))
         return numbers
 
     @classmethod
@@ -150,17 +166,30 @@ class Audit:
         numbers, centres = (Path(folder) / name for name in FILES)
         if not numbers.is_file():
             raise InputError(f"expected the folder of an audit, got {folder} without {FILES[0]}: correct the path")
+        header, tensors = read_tensors(centres, "groups")
         try:
             content = json.loads(numbers.read_text(encoding="utf-8"))
+            stated = content.pop("id")
             groups = [_read_group(group) for group in content.pop("groups")]
             shape = tuple(content.pop("shape"))
-            return cls(groups=groups, shape=shape, centres=Centres(**read_tensors(centres, "groups")[1]), **content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            audit = cls(groups=groups, shape=shape, centres=Centres(**tensors), **content)
+            if not header.get("audit") == stated == audit.id:
+                raise mismatch(folder, *FILES)
+            return audit
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(
                 f"{numbers}: expected the results.json of an audit, got another file ({error}): audit again"
             ) from error
+
+
+def mismatch(folder: str | Path, *names: str) -> InputError:
+    """Say that files of a folder are not of one audit."""
+    return InputError(
+        f"{folder}: expected the files of one audit, but {' and '.join(names)} do not belong together, as where one was"
+        " stopped while it wrote: run it again with the same settings"
+    )
 
 
 def _read_group(group: dict[str, Any]) -> Group:

@@ -80,13 +80,12 @@ def find_groups(
     """
     check_positive(images=images, strongest=strongest, **({} if groups is None else {"groups": groups}))
     drawn, width, skipped = _draw(store, images, seed)
-    if not drawn:
-        raise InputError(f"expected at least {FEWEST} images of which a class is predicted, got fewer of every class")
     at_once = max(1, BYTES // (images * strongest * width * 4))
-    directions, classes = [], []
+    directions, classes, most = [], [], 0
     for some in torch.tensor(sorted(drawn)).split(at_once):
         members = _members(store, target, {of: drawn[of] for of in some.tolist()}, strongest)
         for of, vectors in members.items():
+            most = max(most, len(vectors))
             if len(vectors) < FEWEST:
                 skipped.append(of)
                 continue
@@ -98,6 +97,11 @@ def find_groups(
             found = cluster(vectors, groups or choose_number(vectors, seed), seed)
             directions.append(found)
             classes += [of] * len(found)
+    if not directions:
+        raise InputError(
+            f"expected at least {FEWEST} patches with evidence for a class in the images of which it is predicted, got"
+            f" at most {most}: give other images, or check the weights of the head"
+        )
     if skipped:
         named = ", ".join(map(str, skipped[:5])) + ", ..." * (len(skipped) > 5)
         kind = "class" if len(skipped) == 1 else "classes"
@@ -172,6 +176,9 @@ def _draw(store: Store, images: int, seed: int) -> tuple[dict[int, Tensor], int,
     classes, counts = predicted.unique(return_counts=True)
     by_class = dict(zip(classes.tolist(), numbers[order].split(counts.tolist()), strict=True))
     drawn = {of: members[:images] for of, members in by_class.items() if len(members) >= FEWEST}
+    if not drawn:
+        most = f"at most {counts.max()} of {len(numbers)}: give more images, or a head of fewer classes"
+        raise InputError(f"expected at least {FEWEST} images of which a class is predicted, got {most}")
     return drawn, shards[0][2], [of for of in by_class if of not in drawn]
 
 

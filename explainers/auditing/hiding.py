@@ -20,8 +20,8 @@ DRAWS = 3
 PASSES = DRAWS + 2
 """Forward passes of each image: as it is, without the group, and without each random set."""
 
-Photos = Callable[[Sequence[int]], Tensor]
-"""Numbers of photos → images as the model takes them, uint8 (B, C, H, W)."""
+Photos = Callable[[Sequence[int]], tuple[Tensor, Sequence[int]]]
+"""Numbers of photos → those that can be read, uint8 (B, C, H, W) as the model takes them, and their numbers."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def measure_groups(
         for index in chosen[:most]:
             found = hide_group(target, grid, sums.drawn[index], photos, groups[index].class_index, removal, seed)
             groups[index] = _with_suspicion(groups[index], usual[index], found, classes)
-    order = sorted(range(len(groups)), key=lambda index: -groups[index].suspicion)
+    order = sorted(range(len(groups)), key=lambda index: (not groups[index].is_alarm, -groups[index].suspicion))
     return [replace(groups[old], index=new) for new, old in enumerate(order)], centres.select(order)
 
 
@@ -108,13 +108,16 @@ def hide_group(
     predicted: int,
     removal: Removal = "zero",
     seed: int = 0,
-) -> Hiding:
-    """Hide the patches of a group in at least 2 images, see `hide`."""
-    numbers = [each.number for each in drawn]
-    gone = torch.zeros(len(drawn), grid.num_patches, dtype=torch.bool)
-    for row, each in enumerate(drawn):
-        gone[row, list(each.patches)] = True
-    return hide(target, grid, photos(numbers), torch.tensor(numbers), gone, predicted, removal, seed)
+) -> Hiding | None:
+    """Hide the patches of a group, see `hide`; `None` if fewer than 2 images can be read."""
+    images, numbers = photos([each.number for each in drawn])
+    if len(numbers) < 2:
+        return None
+    gone = torch.zeros(len(numbers), grid.num_patches, dtype=torch.bool)
+    patches = {each.number: list(each.patches) for each in drawn}
+    for row, number in zip(gone, numbers, strict=True):
+        row[patches[number]] = True
+    return hide(target, grid, images, torch.tensor(numbers), gone, predicted, removal, seed)
 
 
 def find_usual(sums: Tally, index: int, grid: PatchGrid) -> Usual:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from explainers.auditing.groups import Centres, Store, assign
 from explainers.auditing.hiding import Photos
 from explainers.auditing.tally import PRESENT, find_share
-from explainers.errors import InputError, check_positive, checks_choices
+from explainers.errors import InputError, check_positive, checks_choices, fits
 from explainers.masking import Removal
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows
@@ -204,7 +203,7 @@ def repair(
 def check_groups(groups: Sequence[int], count: int) -> None:
     """Raise an InputError unless there are some groups, each once and from 0 to `count` − 1."""
     listed = isinstance(groups, Sequence) and not isinstance(groups, str)
-    known = listed and all(isinstance(group, Integral) and 0 <= group < count for group in groups)
+    known = listed and all(fits(group, int) and 0 <= group < count for group in groups)
     if not known or not groups or len(set(groups)) < len(groups):
         given = (", ".join(map(repr, groups)) or "none") if listed else f"{groups!r}, which is no list"
         raise InputError(
@@ -237,7 +236,10 @@ class Members:
         """Images (B, C, H, W), c_z (B, N, D), embeddings (B, D), and which patches are members, boolean (B, N)."""
         device = self.target.mean.device
         for start in range(0, len(numbers), BATCH):
-            images = photos(numbers[start : start + BATCH]).to(device)
+            images, kept = photos(numbers[start : start + BATCH])
+            if not kept:
+                continue
+            images = images.to(device)
             vectors, embeddings = (each.float() for each in self.explainer.decompose(images))
             nearest = (vectors @ self.centres.directions.to(device).mT).argmax(-1)
             advance(len(images))

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
@@ -25,12 +26,19 @@ from explainers.auditing.evidence import Evidence, take_evidence
 from explainers.errors import InputError
 from explainers.images.listing import several
 from explainers.runtime.progress import progress, watching
+from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import name_difference, read_header, read_tensors, save_tensors
 
 NAMES = tuple(field.name for field in fields(Evidence))
 
 KIND = "the evidence of an audit"
+
+LISTING = "photos.json"
+"""File beside the shards: names and labels of all images, in the order of their numbers."""
+
+Stamp = list[int] | None
+"""Tells a file from a later one of this name, see `stamp`."""
 
 PLAIN = (bool, int, float, str, list, tuple, NoneType)
 """Types of the settings of an explainer."""
@@ -46,7 +54,7 @@ class Source:
     Args:
         names: of the images, relative to their folder.
         labels: the class of each image; −1 where it is not known.
-        files: of the images; empty if they are in memory. Evidence of files that have changed is not reused.
+        files: of the images; empty if they are in memory. Evidence of a shard is taken again if one has changed.
         batches: a function of a range of image numbers → batches: pixels, uint8 (B, C, H, W), and the numbers of these
             images. It leaves out broken files.
     """
@@ -57,15 +65,20 @@ class Source:
     batches: Callable[[range], Iterable[tuple[Tensor, Sequence[int]]]]
 
     def identity(self) -> Identity:
-        """The number of images, and hashes of their names, of their labels, and of the sizes and times of the files."""
-        status = [path.stat() for path in self.files]
-        parts = {
-            "names": self.names,
-            "labels": self.labels,
-            "files": [(each.st_size, each.st_mtime_ns) for each in status],
-        }
-        hashes = {f"{name}_sha256": _hash([*part]) for name, part in parts.items()}
+        """The number of images, and hashes of their names and of their labels."""
+        hashes = {"names_sha256": _hash([*self.names]), "labels_sha256": _hash([*self.labels])}
         return {"count": len(self.names), **hashes}
+
+    def stamps(self, part: range) -> list[Stamp]:
+        """See `stamp`, of some files."""
+        return [stamp(path) for path in self.files[part.start : part.stop]]
+
+
+def stamp(path: Path | None) -> Stamp:
+    """The size of a file in bytes, and when it was changed, in nanoseconds; `None` if it is gone."""
+    with suppress(OSError):
+        return [(status := os.stat(path or "")).st_size, status.st_mtime_ns]
+    return None
 
 
 def _hash(value: Any) -> str:
@@ -103,13 +116,15 @@ class EvidenceStore:
 
     def __init__(self, folder: str | Path, shard_size: int = 1024) -> None:
         self.folder = Path(folder) / "evidence"
+        self.own: Identity = {}
         self.shard_size = shard_size
 
     def collect(self, explainer: Any, source: Source, strongest: int = 40) -> bool:
         """Take the evidence of all images that the folder lacks, and store it.
 
         Processes share the shards, see `process_number`. After a kill, the same command continues with the shards that
-        are not written. Process 0 waits for those of the others, and warns of broken files.
+        are not written, and takes those again of which files have changed. Process 0 waits for those of the others, and
+        warns of broken files.
 
         Args:
             explainer: see `take_evidence`, as for `strongest`.
@@ -128,10 +143,13 @@ class EvidenceStore:
             "strongest": strongest,
             "shard_size": self.shard_size,
         }
-        self._check(own)
         rank, processes = process_number()
-        count = len(source.names)
+        self.own, count = own, len(source.names)
+        self.check()
         shards = [range(start, min(start + self.shard_size, count)) for start in range(0, count, self.shard_size)]
+        self._delete_changed(source, shards)
+        if rank == 0:
+            write_atomically(self.folder / LISTING, json.dumps([[*source.names], [*source.labels]]))
         mine = range(rank, len(shards), processes)
         missing = [number for number in mine if not self._path(number).exists()]
         images, left = (sum(len(shards[number]) for number in some) for some in (mine, missing))
@@ -140,15 +158,16 @@ class EvidenceStore:
             watching(lambda passes: None),  # what decodes or computes shows no bar of its own
         ):
             for number in missing:
-                parts = []
+                parts, stamps = [], source.stamps(shards[number])
                 for pixels, numbers in source.batches(shards[number]):
                     labels = torch.tensor([source.labels[image] for image in numbers])
                     part = take_evidence(explainer, pixels, labels, strongest)
                     parts.append(replace(part, numbers=torch.tensor(numbers)))
                     bar.update(len(numbers))
-                save_tensors(_join(parts), self._path(number), own)
+                save_tensors(_join(parts), self._path(number), own | {"files": stamps})
         if rank == 0:
             self._wait(len(shards), processes)
+            self.check()  # another audit may have started with the same folder
             self._name_broken(source.names)
         return rank == 0
 
@@ -161,7 +180,19 @@ class EvidenceStore:
 
     def identity(self) -> Identity:
         """What the evidence depends on: `target`, `explainer`, `images`, `strongest` and `shard_size`."""
-        return read_header(self._path(0), KIND)
+        return {name: value for name, value in read_header(self._path(0), KIND).items() if name != "files"}
+
+    def stamps(self) -> list[Stamp]:
+        """See `stamp`, of the files of all images when their evidence was taken; empty if they were in memory."""
+        return [each for path in self._paths() for each in read_header(path, KIND)["files"]]
+
+    def listing(self) -> dict[str, int]:
+        """Name → label of all images, in the order of their numbers; empty if it is not known."""
+        try:
+            names, labels = json.loads((self.folder / LISTING).read_text(encoding="utf-8"))
+            return dict(zip(names, labels, strict=True))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return {}
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:05}.safetensors"
@@ -170,16 +201,39 @@ class EvidenceStore:
         """The files of all shards that are written."""
         return sorted(self.folder.glob("[0-9]*.safetensors"))
 
-    def _check(self, own: Identity) -> None:
-        """Raise an InputError if the folder holds the evidence of another audit."""
-        stated = json.loads(json.dumps(own))  # as a header has it
+    def check(self) -> None:
+        """Raise an InputError if the folder holds evidence of another audit than `collect` has taken."""
+        stated = json.loads(json.dumps(self.own))  # as a header has it
         for path in self._paths():
             difference = name_difference(read_header(path, KIND), stated)
             if difference is not None:
-                raise InputError(
-                    f"output: expected a folder of this audit alone, got {self.folder.parent}, which holds another"
-                    f" audit, which differs in {difference}: give another folder, or delete this one"
-                )
+                raise self._refuse(difference)
+
+    def _refuse(self, difference: str) -> InputError:
+        return InputError(
+            f"output: expected a folder of this audit alone, got {self.folder.parent}, which holds another audit, which"
+            f" differs in {difference}: give another folder, or delete this one"
+        )
+
+    def _delete_changed(self, source: Source, shards: Sequence[range]) -> None:
+        """Delete shards with files that have changed or are gone; refuse evidence of which most files have changed."""
+        changed: dict[Path, list[Path]] = {}
+        count = 0
+        for path in self._paths():
+            start = int(path.stem) * self.shard_size
+            before, now = read_header(path, KIND).get("files", []), source.stamps(range(start, start + self.shard_size))
+            if len(before) != len(now):
+                raise self._refuse("images.files")
+            changed[path] = [Path(source.names[start + row]) for row in range(len(now)) if before[row] != now[row]]
+            count += len(now)
+        names, stale = sum(changed.values(), []), [path for path in changed if changed[path]]
+        if 2 * len(names) > count:
+            raise self._refuse(f"images.files, of which most have changed: {several(names)}")
+        if names:
+            again = f"evidence of {len(stale)} of {len(shards)} shards is taken again"
+            warnings.warn(f"{again}: {several(names)} changed or deleted since", stacklevel=3)
+        for path in stale:
+            path.unlink(missing_ok=True)
 
     def _wait(self, shards: int, processes: int) -> None:
         """Wait until other processes have written their shards."""
@@ -197,7 +251,7 @@ class EvidenceStore:
         for path in self._paths():
             with safe_open(path, "pt") as file:
                 broken.difference_update(file.get_tensor("numbers").tolist())
-        files = f"{several([Path(names[number]) for number in sorted(broken)])} that cannot be decoded"
+        files = f"{several([Path(names[number]) for number in sorted(broken)])} that cannot be decoded, or are gone"
         if len(broken) == len(names):
             raise InputError(f"expected images, got {files}: give another folder")
         if broken:

@@ -168,6 +168,8 @@ def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str 
     for spelling in (plain, plain.replace("_", " ")):
         if spelling in by_name:
             return by_name[spelling]
+    if plain.isdecimal():  # as files of classes have it
+        return class_index(int(plain), names, setting)
     containing = [name for name in by_name if plain and plain in name]
     as_words = [name for name in containing if re.search(rf"\b{re.escape(plain)}\b", name)]
     close = as_words or list(dict.fromkeys([*difflib.get_close_matches(plain, by_name, 3), *containing]))

@@ -3,12 +3,14 @@
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from explainers.auditing.audit import SUSPICIOUS, Audit, Example, Group
+from explainers.auditing.audit import FILES, SUSPICIOUS, Audit, Example, Group, mismatch
 from explainers.report.html_pages import encode_bytes, fill_page, photo_url, round_numbers
 
 PAGE = "audit.html"
@@ -33,11 +35,12 @@ def audit_html(audit: Audit, photos: Mapping[int, Tensor]) -> str:
         HTML, in ASCII.
     """
     shown = _choose_examples(audit, photos)
-    places = {example.number: place for place, example in enumerate(shown)}
+    places = {number: place for place, number in enumerate(shown)}
     groups = [_group(group, places) for group in audit.groups]
     command = shlex.join(audit.about["command"])
     notes = audit.about | {"command": command} | audit.numbers
     content = {
+        "id": audit.id,
         "title": f"Audit of {audit.about['model']}",
         "summary": summarise_audit(audit),
         "measured": _measured(audit.numbers, groups),
@@ -46,13 +49,18 @@ def audit_html(audit: Audit, photos: Mapping[int, Tensor]) -> str:
         "classes": audit.classes,
         "shape": list(audit.shape),
         "threshold": SUSPICIOUS,
-        "images": [
-            {"name": each.name, "label": each.label, "predicted": each.predicted, "url": photo_url(photos[each.number])}
-            for each in shown
-        ],
+        "images": [*shown.values()],
         "groups": groups,
     }
     return fill_page("audit", ["crops.js", "group.js", "audit.js"], content)
+
+
+def load_audit(folder: str | Path) -> Audit:
+    """Read the audit in a folder; an InputError unless the page there is its own."""
+    audit, page = Audit.load(folder), Path(folder) / PAGE
+    if not page.is_file() or f'"id":"{audit.id}"' not in page.read_text(encoding="utf-8", errors="replace"):
+        raise mismatch(folder, FILES[0], PAGE)
+    return audit
 
 
 def summarise_audit(audit: Audit) -> str:
@@ -88,15 +96,18 @@ def _measured(numbers: Mapping[str, Any], groups: list[dict[str, Any]]) -> str:
     return f"{_count(numbers['images'], 'image')}, {right}.{kept}"
 
 
-def _choose_examples(audit: Audit, photos: Mapping[int, Tensor]) -> list[Example]:
-    """The examples of the most suspicious groups, each image once."""
-    chosen: dict[int, Example] = {}
+def _choose_examples(audit: Audit, photos: Mapping[int, Tensor]) -> dict[int, dict[str, Any]]:
+    """Number → example of the most suspicious groups, as the page shows it."""
+    chosen: dict[int, dict[str, Any]] = {}
     for group in audit.groups:
-        more = {each.number: each for each in (*group.examples, *group.without) if each.number in photos}
-        if len(chosen | more) > STORED:
+        more = {each.number: each for each in (*group.examples, *group.without) if each.number not in chosen}
+        if len(chosen) + len(more) > STORED:
             break
-        chosen |= more
-    return [*chosen.values()]
+        for number, each in more.items():
+            with suppress(KeyError):  # a photo that cannot be read any more
+                shown = {"name": each.name, "label": each.label, "predicted": each.predicted}
+                chosen[number] = shown | {"url": photo_url(photos[number])}
+    return chosen
 
 
 def _written(value: Any) -> str:
@@ -106,6 +117,7 @@ def _written(value: Any) -> str:
 def _group(group: Group, places: Mapping[int, int]) -> dict[str, Any]:
     """A group for the page, with the places of its examples in the list of images."""
     return {name: round_numbers(value) for name, value in vars(group).items() if name not in DRAWN} | {
+        "alarm": group.is_alarm,
         "effects": [effect and round_numbers(vars(effect)) for effect in (group.hidden, group.random)],
         "positions": _quantise(group.positions),
         "examples": _shown(group.examples, places),

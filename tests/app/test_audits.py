@@ -2,7 +2,9 @@
 
 import copy
 import json
+import shutil
 import sys
+import warnings
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -105,13 +107,79 @@ def test_folders_are_classes_by_name_by_wnid_or_in_order(folder, target, monkeyp
     assert find_labels("folder", photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
     monkeypatch.setattr(target, "classes", ["Dogs", "Cats"])
     assert find_labels("folder", photos, target).tolist() == [1] * IMAGES + [0] * IMAGES
-    assert find_labels({"cats/00.png": "cats"}, photos, target).tolist() == [1] + [-1] * (2 * IMAGES - 1)
+    with pytest.warns(UserWarning, match=r"^labels= 23 of 24 images have no label \(cats/01.png, .*, ...\)$"):
+        assert find_labels({"cats/00.png": "cats"}, photos, target).tolist() == [1] + [-1] * (2 * IMAGES - 1)
     monkeypatch.setattr(target, "classes", ["n02127052", "Dogs"])  # a lynx
     with pytest.raises(InputError, match=r'^labels="folder": expected images of the head\'s 2 classes .*cats, dogs'):
         find_labels("folder", photos, target)
     monkeypatch.setattr(target, "classes", [])
     with pytest.warns(UserWarning, match="the order is taken as cats, dogs"):
         assert find_labels("folder", photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
+
+
+def write_labels(path, rows):
+    path.write_text(rows if isinstance(rows, str) else "\n".join(rows))
+    return path
+
+
+STEMS = [f"{name}/{number:02}" for name in CLASSES for number in range(IMAGES)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: {f"{each}.png": str(row // IMAGES) for row, each in enumerate(STEMS)},
+        lambda folder: {each: each[:4] for each in STEMS},
+        lambda folder: {folder / f"{each}.png": each[:4] for each in STEMS},
+        lambda folder: {f"../{folder.name}/{each}.PNG": each[:4] for each in STEMS},
+        lambda folder: write_labels(folder / "a.csv", ["photo;class", *(f"{each};{each[:4]}" for each in STEMS)]),
+        lambda folder: write_labels(folder / "a.csv", [f'"{each}.png",{each[:4]}' for each in STEMS]),
+        lambda folder: str(write_labels(folder / "a.json", json.dumps({each: each[:4] for each in STEMS}))),
+        lambda folder: ["0"] * IMAGES + ["1"] * IMAGES,
+    ],
+    ids=[
+        "numbers as text",
+        "no ending",
+        "paths",
+        "from elsewhere",
+        "CSV with titles",
+        "CSV",
+        "JSON",
+        "list of numbers",
+    ],
+)
+def test_labels_find_their_images(folder, target, make, tmp_path):
+    shutil.copytree(folder, tmp_path / folder.name)
+    photos = list_folder(tmp_path / folder.name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_labels(make(tmp_path / folder.name), photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            {"x.png": 0},
+            r"^labels= 24 of 24 images have no label \(cats/00.png, .*\); 1 of 1 names are no image \(x.png\): ",
+        ),
+        ({"00.png": 0}, r"^labels= 00.png is the name of 2 images \(cats/00.png, dogs/00.png\): add their folders"),
+        ({"cats/00": 0, "cats/00.png": 1}, "^labels= cats/00.png has two classes, cats and dogs"),
+        ({"cats/00.png": "cat"}, "^expected labels among the 2 classes of the model, got cat: did you mean cats"),
+        ({"cats/00.png": "7"}, "^expected labels from 0 to 1"),
+        (
+            "absent.csv",
+            "^labels='absent.csv': expected \"folder\", or a file .json, or .csv of two columns: the name and",
+        ),
+        ("a,b,c", "^labels='.*a.csv': expected .* of two columns: the name and"),
+        ("", "^labels= 24 of 24 images have no label"),
+    ],
+)
+def test_labels_that_match_no_image_or_several_are_refused(folder, target, labels, message, tmp_path):
+    if labels in ("", "a,b,c"):
+        labels = write_labels(tmp_path / "a.csv", labels)
+    with pytest.raises(InputError, match=message):
+        find_labels(labels, list_folder(folder), target)
 
 
 def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
@@ -138,6 +206,7 @@ def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
         ({"labels": "folders"}, "^labels='folders': expected \"folder\""),
         ({"texts": ["grass"]}, "expected an image tower of CLIP or SigLIP"),
         ({"masks": "nowhere"}, "got 'nowhere': there is no such file"),
+        ({"output": __file__}, "^output: expected a folder, got the file .*test_audits.py: give another one$"),
         ({"head": nn.Linear(7, 2)}, "expected a head for embeddings of width 24"),
         ({"head": nn.Linear(24, 2), "score": "value"}, "an audit"),
     ],
@@ -166,11 +235,49 @@ def test_patches_of_masks_are_on_the_object(folder, target, tmp_path):
     mask[8:16, 16:32] = mask[0:8, 0:3] = 1  # patches 6 and 7; less than half of patch 0
     (tmp_path / "dogs").mkdir()
     Image.fromarray(mask).save(tmp_path / "dogs/03.png")
-    with pytest.warns(UserWarning, match=r"no masks of 23 files \(00.png"):
+    with pytest.warns(UserWarning, match=r"no mask that can be decoded of 23 files \(00.png"):
         inside = find_objects(tmp_path, photos, session, target.grid)
     assert inside[IMAGES + 3].nonzero()[:, 0].tolist() == [6, 7] and inside.sum() == 23 * 16 + 2
-    with pytest.raises(InputError, match="expected masks with the names of the images, got none for 12 files"):
+    with pytest.raises(
+        InputError, match="expected masks with the names of the images, got no mask that can be decoded of 12 files"
+    ):
         find_objects(tmp_path, list_folder(folder / "cats"), session, target.grid)
+
+
+def test_broken_masks_are_named_and_double_ones_refused(folder, target, tmp_path):
+    session, photos = Session(target, "DirectPaths"), list_folder(folder / "cats")
+    mask = np.kron([[3, 0], [0, 0]], np.ones((16, 16), dtype=int))
+    for number in range(IMAGES):
+        indexed(mask.copy()).save(tmp_path / f"{number:02}.png")
+    inside = find_objects(tmp_path, photos, session, target.grid)
+    assert inside.float().mean(1).tolist() == [0.25] * IMAGES
+    for number in range(6):
+        (tmp_path / f"{number:02}.png").write_bytes(b"no image")
+    line = rf"^{tmp_path}: no mask that can be decoded of 6 files \(00.png, .*\): all of each counts as the object$"
+    with pytest.warns(UserWarning, match=line):
+        inside = find_objects(tmp_path, photos, session, target.grid)
+    assert inside.float().mean(1).tolist() == [1] * 6 + [0.25] * 6
+    Image.new("1", (32, 32)).save(tmp_path / "00.bmp")
+    with pytest.raises(InputError, match="expected a mask of each name, got 13 files of 12 names"):
+        find_objects(tmp_path, photos, session, target.grid)
+
+
+def indexed(ids):
+    """As those of PASCAL VOC, with a rim that is void."""
+    ids[16, :17] = ids[:17, 16] = 255
+    image = Image.fromarray(ids.astype(np.uint8))
+    image.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0] + [224] * 756)
+    return image
+
+
+def test_masks_without_an_object_or_with_several_values_are_refused(folder, target, tmp_path):
+    session, photos = Session(target, "DirectPaths"), list_folder(folder / "cats")
+    Image.new("L", (32, 32)).save(tmp_path / "00.png")
+    with pytest.raises(InputError, match="expected objects in the masks, got none in any of them"):
+        find_objects(tmp_path, photos, session, target.grid)
+    Image.fromarray(np.arange(32, dtype=np.uint8)[None].repeat(32, 0)).save(tmp_path / "00.png")
+    with pytest.raises(InputError, match="00.png: expected a mask of two values, 0 and .* got 32 from 0 to 31: give"):
+        find_objects(tmp_path, photos, session, target.grid)
 
 
 @pytest.fixture
@@ -243,7 +350,7 @@ def test_without_needs_an_audit_of_this_model_and_folder_and_groups_that_are_the
         open_audit(session, tmp_path / "others", output)
 
 
-@pytest.mark.parametrize("groups", ["0", 0, ["0"], [0.0], [1, 1], []])
+@pytest.mark.parametrize("groups", ["0", 0, ["0"], [0.0], [True], [1, 1], []])
 def test_groups_are_taken_out_by_a_list_of_their_numbers(audited, groups):
     with pytest.raises(InputError, match="^without: expected different numbers of groups from 0 to 3, got "):
         audited[0].without(groups)
@@ -253,7 +360,12 @@ def test_no_suspicious_group_is_said_plainly(audited, capsys):
     groups = [replace(group, suspicion=0.1) for group in audited[0].groups]
     audit_command.print_groups(replace(audited[0], groups=groups))
     assert "no suspicious group among 4" in capsys.readouterr().out
-    audit_command.print_groups(replace(audited[0], groups=[replace(groups[0], suspicion=0.9, reasons=("a logo",))]))
+    alarm = replace(groups[0], suspicion=0.9, reasons=("a logo",))
+    audit_command.print_groups(replace(audited[0], groups=[replace(alarm, hidden=None, random=None)]))
+    out = capsys.readouterr().out
+    assert "no suspicious group among 1: none has a suspicion of 0.4 or more; 1 were not measured" in out
+    assert "not measured" in out.splitlines()[3]
+    audit_command.print_groups(replace(audited[0], groups=[alarm]))
     lines = capsys.readouterr().out.splitlines()
     assert "       - a logo" in lines and "no suspicious" not in lines[0]
 

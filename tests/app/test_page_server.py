@@ -7,6 +7,7 @@ import socket
 from importlib.util import find_spec
 
 import pytest
+import torch
 from conftest import timm_model
 from PIL import Image
 
@@ -14,6 +15,8 @@ from explainers.app.page import build_page, serve
 from explainers.app.page.guard import LARGEST_BODY, MOST_BODIES, Guard
 from explainers.app.page.serving import FRAME, import_gradio
 from explainers.app.session import Session
+from explainers.auditing.audit import Audit
+from explainers.auditing.groups import Centres
 from explainers.errors import InputError
 
 httpx = pytest.importorskip("httpx")
@@ -31,7 +34,9 @@ def page(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.getbasetemp() / "uploads"))
         audit = tmp_path_factory.mktemp("audit")
-        (audit / "audit.html").write_text("<p>groups</p>")
+        found = Audit([], [], {}, (1, 1), {}, Centres(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long)))
+        found.save(audit)
+        (audit / "audit.html").write_text(f'<p>groups</p>"id":"{found.id}"')
         page = serve(timm_model(), method="GAE", port=port, block=False, audit=audit)
         yield page
         page.close()
@@ -44,10 +49,10 @@ def test_a_port_in_use_is_told_in_one_line(page, target):
 
 
 def test_the_page_of_an_audit_is_in_a_tab_of_a_server_that_has_one(page, target, tmp_path):
-    assert httpx.get(f"{page.local_url}audit").text == "<p>groups</p>"
+    assert httpx.get(f"{page.local_url}audit").text.startswith("<p>groups</p>")
     assert refusal(path="/audit", method="GET") == refusal(path="/audit/results.json", method="GET") == 404
     assert FRAME in [getattr(block, "value", None) for block in page.blocks.values()]
-    with pytest.raises(InputError, match=f"^{tmp_path}: expected the folder of an audit"):
+    with pytest.raises(InputError, match=f"^expected the folder of an audit, got {tmp_path} without"):
         serve(target, audit=tmp_path, block=False)
 
 

@@ -1,6 +1,6 @@
 """Groups of evidence: found again where they were planted, and numbers equal to those of slow loops."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -77,6 +77,8 @@ def test_bad_settings_are_named(model):
     evidence, _ = planted(model, images=20)
     with pytest.raises(InputError, match=r"^expected groups of at most 50, .* got groups=51"):
         find_groups(Shards(evidence), model, groups=51)
+    with pytest.raises(InputError, match="^expected at least 10 patches with evidence .* got at most 0: give other"):
+        find_groups(Shards(replace(evidence, vectors=0 * evidence.vectors)), model)
     with pytest.raises(InputError, match="^expected at least 10 images"):
         find_groups(Shards(planted(model, images=8)[0]), model)
 

@@ -1,6 +1,7 @@
 """Hiding groups against single passes, suspicion, and audits as files."""
 
 import math
+import shutil
 from dataclasses import fields, replace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from toys import in_memory
 
-from explainers.auditing.audit import SUSPICIOUS, Audit, Effect
+from explainers.auditing.audit import FILES, SUSPICIOUS, Audit, Effect
 from explainers.auditing.evidence import Evidence
 from explainers.auditing.groups import Centres
 from explainers.auditing.hiding import DRAWS, hide, random_others
@@ -70,7 +71,14 @@ def audited(target, grid):
     names = [f"{'cat' if i < 4 else 'dog'}/{'web' if i % 3 else 'own'}/{i}.png" for i in range(12)]
     classes = [f"class {i}" for i in range(5)]
     groups, centres = measure_groups(
-        in_memory(evidence_of(12)), target, grid, CENTRES, names, classes, lambda numbers: images[numbers], hidden=5
+        in_memory(evidence_of(12)),
+        target,
+        grid,
+        CENTRES,
+        names,
+        classes,
+        lambda numbers: (images[numbers], numbers),
+        hidden=5,
     )
     return Audit(groups, classes, {"images": 12}, (4, 4), {"model": "toy"}, centres)
 
@@ -94,11 +102,20 @@ def test_an_audit_is_read_as_it_was_saved(audited, tmp_path):
     again = Audit.load(tmp_path)
     assert all(torch.equal(getattr(again.centres, f.name), getattr(audited.centres, f.name)) for f in fields(Centres))
     assert replace(again, centres=audited.centres) == audited
+    for name in FILES:
+        replace(audited, numbers={"images": 13}).save(tmp_path / "other")
+        shutil.copy(tmp_path / name, tmp_path / "other")
+        line = "expected the files of one audit, but results.json and groups.safetensors do not belong together"
+        with pytest.raises(InputError, match=line):
+            Audit.load(tmp_path / "other")
+    (tmp_path / "results.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="expected the results.json of an audit"):
+        Audit.load(tmp_path)
     (tmp_path / "results.json").write_text('{"results": {}}')
     with pytest.raises(InputError, match="expected the results.json of an audit"):
         Audit.load(tmp_path)
     with pytest.raises(InputError, match="^expected the folder of an audit"):
-        Audit.load(tmp_path / "other")
+        Audit.load(tmp_path / "nowhere")
 
 
 def numbers(audited, **changes):
@@ -134,6 +151,9 @@ def test_suspicion_follows_its_formula(audited):
 
 def test_no_suspicious_group_is_a_result(audited):
     calm, alarm = numbers(audited, suspicion=0.1), numbers(audited, suspicion=SUSPICIOUS)
+    unknown = replace(alarm, hidden=None)
+    assert replace(audited, groups=[unknown, calm]).suspicious == []
+    assert replace(audited, groups=[unknown, calm]).conclude().endswith("; 1 were not measured")
     assert replace(audited, groups=[calm]).conclude().startswith("no suspicious group among 1:")
     audit = replace(audited, groups=[alarm, calm])
     assert audit.suspicious == [alarm] and audit.conclude().startswith("1 of 2 groups are suspicious")
@@ -143,7 +163,15 @@ def test_passes_are_bounded_and_the_most_suspicious_are_hidden(target, grid, aud
     evidence = evidence_of(12)
     images = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8)
     names = [f"{number}.png" for number in range(12)]
-    of = in_memory(evidence), target, grid, audited.centres, names, audited.classes, lambda numbers: images[numbers]
+    of = (
+        in_memory(evidence),
+        target,
+        grid,
+        audited.centres,
+        names,
+        audited.classes,
+        lambda numbers: (images[numbers], numbers),
+    )
     groups, _ = measure_groups(*of, hidden=4, passes=39)
     assert sum(group.hidden is not None for group in groups) == 1
     assert capsys.readouterr().err == "hidden: 1 of 2 groups, for at most 39 passes\n"

@@ -124,7 +124,7 @@ def planted(request, target, monkeypatch):
     monkeypatch.setattr(model.target, "embed", model.embed)
     model.store = in_memory(take_evidence(model, model.images, model.labels))
     model.centres = Centres(F.normalize(model.shown, dim=-1), torch.tensor([0, 1, 0, 1]))
-    model.read = lambda numbers: model.images[list(numbers)]
+    model.read = lambda numbers: (model.images[list(numbers)], numbers)
     return model
 
 
@@ -162,7 +162,7 @@ def test_the_strength_may_be_chosen_on_other_images(planted):
     images = planted.draw(*other)
     store = in_memory(take_evidence(planted, images, other[0]))
     marks = planted.centres, [2, 3], planted.read
-    found = repair(planted.store, planted, *marks, held_out=(store, lambda numbers: images[list(numbers)]))
+    found = repair(planted.store, planted, *marks, held_out=(store, lambda numbers: (images[list(numbers)], numbers)))
     right = (store.evidence.predicted == other[0]).float().mean().item()
     assert found.curve[0].accuracy == pytest.approx(right) and found.curve[-1].accuracy > right + 0.2
     assert swapped_accuracy(planted, found.head) == 1

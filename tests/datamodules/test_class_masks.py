@@ -45,7 +45,7 @@ def regions(*parts, size=40):
 def test_ids_are_those_of_the_pixels(tmp_path, mode):
     ids = regions((0, 5), (2, 15), (200, 10), (919 if mode in ("RGB", "I;16") else 7, 10))
     assert write_ids(tmp_path, "a", ids, mode).mode == mode
-    assert torch.equal(read_ids(tmp_path / "masks" / "a.png"), torch.from_numpy(ids).int())
+    assert np.array_equal(read_ids(tmp_path / "masks" / "a.png"), ids)
 
 
 def test_the_class_with_the_largest_area_is_the_label_and_its_pixels_are_the_truth(tmp_path):

@@ -84,10 +84,14 @@ def test_masks_and_boxes_lie_where_the_transform_shows_the_photo(tmp_path, size,
     assert (seen < height * width) == (min(left, top) < -1e-9)
 
 
-def test_grey_edges_are_cut_in_their_middle(tmp_path):
+def test_grey_edges_are_cut_where_the_values_of_the_object_say(tmp_path):
     write_pair(tmp_path)
     Image.fromarray(np.array([[0, 100, 127, 128, 200, 255]] * 4, dtype=np.uint8)).save(tmp_path / "masks" / "a.png")
-    truth = masked_images(tmp_path, ImageTransform((60, 60)))[0]["truth"]
+    with pytest.raises(InputError, match="a.png: expected a mask of two values, .* got 6 from 0 to 255: give"):
+        masked_images(tmp_path, ImageTransform((60, 60)))[0]
+    found = masked_images(tmp_path, ImageTransform((60, 60)), mask_value="128-255")
+    assert found.fingerprint()["truth"] != masked_images(tmp_path, ImageTransform((60, 60))).fingerprint()["truth"]
+    truth = found[0]["truth"]
     assert truth.any(0).nonzero()[0] == 30 and torch.equal(truth, truth[:1].expand(60, 60))
 
 

@@ -53,6 +53,8 @@ def test_a_photo_is_stored_once_and_examples_without_a_photo_are_left_out():
     assert images == [("wrong.png", 0, 1), ("right.png", 1, 1)]
     assert [[each["image"] for each in one["examples"]] for one in data["groups"]] == [[0], [0, 1]]
     assert [[each["image"] for each in one["without"]] for one in data["groups"]] == [[1], []]
+    unmeasured = content(audit_html(audit(groups[0], group(1, hidden=None)), {}))
+    assert [one["alarm"] for one in unmeasured["groups"]] == [True, False]
     assert data["groups"][0]["examples"][0]["patches"] == [3, 0]
     bare = content(audit_html(audit(*groups), {}))
     assert bare["images"] == [] and bare["groups"][0]["examples"] == [] and bare["groups"][0]["share"] == 0.75

@@ -17,7 +17,7 @@ from explainers.app.session import Session
 from explainers.errors import InputError, check_range, needs
 from explainers.posthoc import build
 from explainers.posthoc.names import build_supported
-from explainers.report.audit_page import PAGE
+from explainers.report.audit_page import PAGE, load_audit
 from explainers.text import TextHead
 
 HINT = "Drop an image, and see which parts support each class."
@@ -80,8 +80,8 @@ def serve(
     from starlette.middleware import Middleware  # with Gradio
 
     report = audit and audit / PAGE
-    if report and not report.is_file():
-        raise InputError(f"{audit}: expected the folder of an audit, got none: run `explainers audit` first")
+    if audit:
+        load_audit(audit)
     page = build_page(Session(model, method, weights, device, text_head), tab=bool(report))
     try:
         page.launch(

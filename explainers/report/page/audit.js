@@ -6,7 +6,7 @@ let shown = []; // the groups of the chosen class, in the chosen order
 let most = STEP;
 
 const ORDERS = {
-  suspicion: ({ suspicion }) => suspicion,
+  suspicion: ({ alarm, suspicion }) => alarm + suspicion,
   share: ({ share }) => share,
   effect: ({ effects: [hidden, random] }) => (hidden ? hidden.mean - (random?.mean ?? 0) : -Infinity),
 };
@@ -24,7 +24,7 @@ function render() {
   const rows = visible.map((group) => row(group, takeBox(group, marks, showMarks)));
   const first = visible.findIndex((group) => !isSuspicious(group));
   if ($("order").value === "suspicion" && first >= 0) {
-    const line = first ? `Not suspicious: below ${data.threshold}` : "No group is suspicious";
+    const line = first ? `Not suspicious: below ${data.threshold}, or not measured` : "No group is suspicious";
     rows.splice(first, 0, el("p", { class: "threshold" }, line));
   }
   $("groups").replaceChildren(...rows);

@@ -2,7 +2,7 @@
 
 const CROPS = 8; // at most half of them of images predicted wrong, if there are others
 const percent = (share) => (share === null ? "\u2013" : `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`);
-const isSuspicious = ({ suspicion }) => suspicion >= data.threshold;
+const isSuspicious = ({ alarm }) => alarm;
 const nameOf = ({ index, class_index }) => `Group ${index}: ${data.classes[class_index]}`;
 
 /** A box that puts a group among `marks`, those to take out, and calls `changed`. */
@@ -42,7 +42,7 @@ function numbersOf(group) {
     ["Images with it", `${images.toLocaleString("en")} (${percent(image_share)})`],
     (accuracy_with ?? accuracy_without) !== null && ["Right with / without", `${percent(accuracy_with)} / ${percent(accuracy_without)} of ${images_without.toLocaleString("en")}`],
     ["Only in this class", percent(exclusive)],
-    effects[0] && ["Hiding it", bar(effects[0])],
+    ["Hiding it", effects[0] ? bar(effects[0]) : "not measured"],
     effects[1] && ["Hiding others", bar(effects[1])],
     flipped !== null && ["Flips predictions", percent(flipped)],
     off_object !== null && ["Off the object", percent(off_object)],
