@@ -25,7 +25,8 @@ from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.baselines import Chance
 from explainers.running import program
-from explainers.running.trainer import build_trainer, choose_accelerator, fastest_precision
+from explainers.running.defaults import fastest_precision
+from explainers.running.trainer import build_trainer, choose_accelerator
 from explainers.saved.files import file_hashes
 from explainers.training import ExplainerTraining
 from explainers.tve import TVE, TVELoss
