@@ -26,7 +26,8 @@ def image_folder(
     """Read labelled images, <root>/<class>/<file>.
 
     Every subfolder is a class, even an empty one, so that a part of the images has the same labels as the whole.
-    Warnings name classes without images, and folders inside a class that may be classes themselves. For other arguments see `ImageFiles`.
+    Warnings name classes without images, and folders inside a class that may be classes themselves. For other arguments
+    see `ImageFiles`.
 
     Args:
         root: folder of the class folders.

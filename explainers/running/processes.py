@@ -81,8 +81,8 @@ def launch(trainer: DictConfig) -> bool:
         return False
     import torch
 
-    gpus = trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    place = "one for each GPU" if gpus else "on the CPU, without a GPU; trainer.devices=1 starts one"
+    on_gpus = torch.cuda.is_available() and trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda")
+    place = "each on a GPU" if on_gpus else "all on the CPU (trainer.devices=1 starts one)"
     print(f"starting {processes} processes, {place}", flush=True)
     config = HydraConfig.get()
     code = torchrun(processes, [sys.argv[0], *list_arguments(config, run_dir())])
