@@ -214,7 +214,7 @@ LAYOUTS = {
         "cat/0.png",
         ".git/1.png",
         "cat/.ipynb_checkpoints/0.png",
-    ): r"^left out: 2 files \(0.png, 1.png\) that lie in hidden",
+    ): r"left out: 2 files \(0.png, 1.png\) that lie in",
 }
 
 

@@ -87,7 +87,7 @@ def test_loggers_progress_processes_and_length_are_no_part_of_what_a_run_is(chan
 def test_a_run_cannot_end_before_the_step_that_it_resumes_from(shorter, run):
     assert (run / "checkpoints/best.ckpt").is_file()
     if shorter == epochs(1):
-        train(*RUN, epochs(2), folder=run)
+        train(*RUN, epochs(2), "ckpt_path=last", folder=run)
     assert f"expected {shorter[:-1]}" in error(train, *RUN, shorter.replace("steps=2", "steps=1"), folder=run)
 
 
