@@ -219,11 +219,11 @@ def explain_command_error(error: Exception, configs: Path) -> str:
         files = (configs / listed).glob("**/*.yaml" if in_folders else "*.yaml")
         of_files = {path.relative_to(configs / listed).with_suffix("").as_posix() for path in files}
         names = sorted(of_files | named_options(listed).keys())
-        suggest = suggest_names
-        if group == "target":
-            from explainers.models.fetching import similar_targets as suggest
-        suggestion = suggest(name, names)
-        return f"no {group or 'config'} named {name}: {suggestion}"
+        if group != "target":
+            return f"no {group or 'config'} named {name}: {suggest_names(name, names)}"
+        from explainers.models.fetching import similar_targets
+
+        return f"no target named {name}: {similar_targets(name, names)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return explain_unknown_key(cause, configs)
     # Hydra says: Could not override 'callback'. No match in the defaults list, or: Did you mean to override x?

@@ -81,7 +81,7 @@ def check_same_run(folder: Path, config: dict[str, Any], record: Mapping[str, An
     before = read_file(folder / "versions.json")
     images, earlier_images = record["images_per_step"], before.get("images_per_step")
     free = MAY_DIFFER + DIVISION * (images is not None and images == earlier_images)
-    differences = [first_difference(*(leave_out(each, free) for each in (earlier, config)))]
+    differences = [first_difference(leave_out(earlier, free), leave_out(config, free))]
     for key, file in record["files"].items():
         old, new = before.get("files", {}).get(key, file)["sha256"], file["sha256"]
         if old != new:
