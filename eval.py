@@ -1,43 +1,44 @@
 """Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=demo/eval`."""
 
+from __future__ import annotations  # so that Lightning is imported by what measures, after the command was checked
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
-import torch
 from hydra.utils import instantiate
-from lightning import Trainer, seed_everything
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from matplotlib import rc_context
 from omegaconf import DictConfig, OmegaConf
 
+from datamodules.places import check_places
 from explainers import posthoc
-from explainers.errors import InputError
-from explainers.evaluation import EvaluationModule
-from explainers.images.listing import several
-from explainers.models.names import match_classes
-from explainers.report.publish import publish as publish_results
-from explainers.results.file import ResultsFile, row_keys
+from explainers.errors import InputError, suggest_names
 from explainers.running import program
 from explainers.running.folder import run_dir, shorten_path
+from explainers.running.inputs import check_files
 from explainers.running.processes import check_image_count, count_all_processes, launch
 from explainers.running.record import start_record
-from explainers.running.resumption import ResumeTest
-from explainers.running.settings import check_settings, use_weights
-from explainers.running.trainer import CheckSharedFolder, LabelsAsLogits, build_all, build_trainer
-from explainers.saved.files import atomic, file_name
+from explainers.running.settings import check_keys, check_settings, use_weights
+from explainers.saved.files import atomic, file_name, is_first_process
+
+if TYPE_CHECKING:
+    from lightning import Trainer
+
+    from explainers.results.file import ResultsFile
 
 CONFIGS = Path(__file__).parent / "configs"
 
 
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
-    check(cfg)
-    use_weights(cfg)
-    data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
-    for images in data.values():
-        images.setup("test")  # missing images of the last task are reported before the first task is measured
-        check_image_count(cfg.trainer, images, "test")
+    from explainers.results.file import ResultsFile
+
+    check_settings(cfg, seed=int, fresh=bool, overlays=bool, differences=str)
+    instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
+    with program.once():
+        data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
+        for images in data.values():
+            images.setup("test")  # missing images of the last task are reported before the first task is measured
+            check_image_count(cfg.trainer, images, "test")
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     file = ResultsFile(run_dir() / "results.json", resolved, fingerprints, cfg.fresh, count_all_processes(cfg.trainer))
@@ -55,18 +56,42 @@ def evaluate(cfg: DictConfig) -> None:
 
 
 def check(cfg: DictConfig) -> None:
-    """Raise an InputError for settings that nothing reads, that have a wrong type, or that leave nothing to do."""
-    check_settings(cfg, CONFIGS / "eval.yaml", seed=int, fresh=bool, overlays=bool, differences=str, weights=str)
+    """Raise an InputError for what is misspelt or missing in a command; `weights` becomes settings of the target."""
+    check_keys(cfg, CONFIGS / "eval.yaml")
+    use_weights(cfg)
     if cfg.overlays and not cfg.pictures:
         raise InputError("expected pictures, which overlays=true draws, got pictures=null: remove one of the two")
-    instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
     own = run_dir() / "results.json"
     if not cfg.tasks and str(own) in cfg.results.files and not own.exists():
         raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
+    for task, settings in cfg.tasks.items():
+        check_named("tasks", str(task), settings.get("data"))
+        check_places(f"tasks.{task}.data", settings.data, ("test",))
+    for name, node in cfg.explainers.items():
+        check_named("explainers", str(name), node)
+    check_methods(OmegaConf.to_container(cfg.methods) if OmegaConf.is_list(cfg.methods) else [])
+    check_files(cfg, starts=not own.exists())
+
+
+def check_methods(methods: Any) -> None:
+    """Raise an InputError for a method that does not exist; what else is wrong with one shows when it is built."""
+    for method in methods:
+        name = str(next(iter(method), "") if isinstance(method, dict) else method).partition("-")[0]
+        known = posthoc.method_names()
+        if not {name, name.removeprefix("Libra")} & {*known}:
+            raise InputError(f"expected a method of explainers.posthoc, got {name}: {suggest_names(name, known)}")
 
 
 def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: ResultsFile) -> None:
     """Measure the named explainers on the images of a task, and write the numbers to the file of results."""
+    from lightning import seed_everything
+
+    from explainers.evaluation import EvaluationModule
+    from explainers.models.names import match_classes
+    from explainers.results.file import row_keys
+    from explainers.running.resumption import ResumeTest
+    from explainers.running.trainer import CheckSharedFolder, LabelsAsLogits, build_all, build_trainer
+
     seed_everything(cfg.seed, workers=True, verbose=False)  # each task starts with the same seed
     evaluation = build(cfg, cfg.tasks[task], names)
     if isinstance(evaluation, EvaluationModule) and not names:
@@ -88,13 +113,19 @@ def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: Res
     unfinished.remove()
 
 
-def build_named(group: str, name: str, node: DictConfig | None, **given: Any) -> Any:
-    """Instantiate a member of `group=[..., name, ...]`, which an experiment may have settings of without naming it."""
+def check_named(group: str, name: str, node: DictConfig | None) -> None:
+    """Raise an InputError unless `group=[...]` names a member; an experiment may have settings of it all the same."""
     if node is None or "_target_" not in node:
         raise InputError(
             f"expected {group}=[...] to name {name}, got only settings of it: add {name} to the list, or remove its"
             f" settings (~{group}.{name})"
         )
+
+
+def build_named(group: str, name: str, node: DictConfig | None, **given: Any) -> Any:
+    """Instantiate a member of `group=[..., name, ...]`."""
+    check_named(group, name, node)
+    assert node is not None
     for key in given:
         if key in node and not OmegaConf.is_interpolation(node, key):
             raise InputError(
@@ -119,9 +150,10 @@ def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
     return instantiate(cfg.evaluation)(target=target, explainers=explainers, **only)
 
 
-@rank_zero_only
 def announce(task: str, images: int, evaluation: Any) -> None:
     """Print an estimate of what a task costs before it starts, the most expensive explainers first."""
+    if not is_first_process():
+        return
     passes = evaluation.forward_passes
     parts = []
     for name in sorted(passes, key=passes.__getitem__, reverse=True):
@@ -132,6 +164,10 @@ def announce(task: str, images: int, evaluation: Any) -> None:
 
 def print_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
     """Print how many images of a task could not be read, in all processes together, and the names of the first ones."""
+    import torch
+
+    from explainers.images.listing import several
+
     marks = getattr(samples, "corrupt", torch.zeros(0))  # 1 for an image that this process could not read
     total: Any = trainer.strategy.reduce(marks.int().to(trainer.strategy.root_device), reduce_op="sum")
     corrupt = total.nonzero().flatten().tolist()
@@ -140,19 +176,24 @@ def print_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
         print(f"{task}: {len(marks) - len(corrupt)} of {len(marks)} images; left out: {files} that cannot be read")
 
 
-@rank_zero_only
-@rc_context({"text.parse_math": False})  # a $ in the name of a class or task begins no formula
 def publish(cfg: DictConfig) -> None:
     """Write tables, figures and the gallery from the files of results and pictures."""
+    if not is_first_process():
+        return
+    from matplotlib import rc_context
+
+    from explainers.report.publish import publish as publish_results
+
     folder = run_dir()
     every_class = bool(cfg.pictures) and not isinstance(cfg.pictures.classes, int)
     reference, minus = instantiate(cfg.get("reference")), cfg.differences
-    table = publish_results(folder, cfg.results.files, reference, cfg.overlays, every_class, minus)
-    for name, figure in (cfg.get("figures") or {}).items():
-        with atomic(folder / f"{file_name(str(name))}.png") as unfinished:
-            instantiate(figure).savefig(unfinished, dpi=120)
+    with rc_context({"text.parse_math": False}):  # a $ in the name of a class or task begins no formula
+        table = publish_results(folder, cfg.results.files, reference, cfg.overlays, every_class, minus)
+        for name, figure in (cfg.get("figures") or {}).items():
+            with atomic(folder / f"{file_name(str(name))}.png") as unfinished:
+                instantiate(figure).savefig(unfinished, dpi=120)
+        shown = instantiate(cfg.summary) if cfg.summary else table
     pictures = sorted(path.name for path in [*folder.glob("*.png"), *folder.glob("gallery.html")])
-    shown = instantiate(cfg.summary) if cfg.summary else table
     print(shown, f"Tables and pictures are in {shorten_path(folder)}: {', '.join(pictures)}", sep="\n")
     if "gallery.html" in pictures:
         print(f"Open {shorten_path(folder)}/gallery.html in a browser")
@@ -160,7 +201,7 @@ def publish(cfg: DictConfig) -> None:
 
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")
 def main(cfg: DictConfig) -> None:
-    with program.command():
+    with program.command(check, cfg):
         evaluate(cfg)
 
 

@@ -1,33 +1,29 @@
 """Train what the configuration names: an explainer, or a target to explain. `python train.py experiment=tve_vitb`."""
 
+from __future__ import annotations  # so that Lightning is imported by what trains, after the command was checked
+
 import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_class, instantiate
-from lightning import LightningModule, Trainer, seed_everything
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
+from datamodules.places import check_places
 from explainers.running import program
 from explainers.running.folder import quote, run_dir, shorten_path
-from explainers.running.loggers import forget_later_rows
+from explainers.running.inputs import check_files, find_checkpoint
 from explainers.running.processes import check_image_count, launch
 from explainers.running.record import CHECKPOINTS, METRICS, read_file, start_record, write_metrics
-from explainers.running.settings import check_settings, use_random_weights, use_weights
-from explainers.running.trainer import (
-    AtomicCheckpointIO,
-    CheckSharedFolder,
-    build_all,
-    build_trainer,
-    find_checkpoint,
-    read_progress,
-)
+from explainers.running.settings import check_keys, check_settings, use_random_weights, use_weights
+from explainers.saved.files import is_first_process
+
+if TYPE_CHECKING:
+    from lightning import Trainer
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -35,20 +31,42 @@ TIMM_ARGUMENTS = {"_target_", "model_name", "pretrained", "checkpoint_path", "pr
 """Settings of a model of timm that its name and a file of weights say, too."""
 
 
-def train(cfg: DictConfig) -> float | None:
-    """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
-    check_settings(cfg, CONFIGS / "train.yaml", seed=int, fit=bool, test=bool, next=bool, weights=str)
+def check(cfg: DictConfig) -> None:
+    """Raise an InputError for what is misspelt or missing in a command; `weights` becomes settings of the target."""
+    check_keys(cfg, CONFIGS / "train.yaml")
     use_weights(cfg)
     if cfg.trainer.fast_dev_run:
         use_random_weights(cfg)
+    find_checkpoint(cfg.ckpt_path, last_checkpoint())
+    splits = ("train", "val", "test") if cfg.test else ("train", "val")
+    check_places("data", cfg.data, splits)
+    check_files(cfg, starts=not (run_dir() / METRICS).exists())
+
+
+def last_checkpoint() -> Path:
+    """The checkpoint that this run resumes from."""
+    return run_dir() / CHECKPOINTS / "last.ckpt"
+
+
+def train(cfg: DictConfig) -> float | None:
+    """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
+    from lightning import seed_everything
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
+    from explainers.running.trainer import check_length, read_progress
+
+    check_settings(cfg, seed=int, fit=bool, test=bool, next=bool)
     folder, start = run_dir(), time.monotonic()
-    checkpoint = find_checkpoint(cfg.ckpt_path, folder / CHECKPOINTS / "last.ckpt")
-    step, metrics = read_progress(checkpoint)
+    checkpoint = find_checkpoint(cfg.ckpt_path, last_checkpoint())
+    step, epochs, metrics = read_progress(checkpoint)
+    if cfg.fit:
+        check_length(cfg.trainer, step, epochs)
     metrics |= read_file(folder / METRICS)
     seed_everything(cfg.seed, workers=True, verbose=False)
-    images = instantiate(cfg.data)
-    data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
-    data.setup("fit")  # missing images are reported before weights are fetched and other processes started
+    with program.once():
+        images = instantiate(cfg.data)
+        data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
+        data.setup("fit")  # missing images are reported before weights are fetched and other processes started
     check_image_count(cfg.trainer, images, "val")
     start_record(cfg, folder, may_differ=cfg.ckpt_path is not None)
     if is_measured(cfg, metrics):
@@ -79,6 +97,9 @@ def is_measured(cfg: DictConfig, metrics: Mapping[str, float]) -> bool:
         cfg: the config of the run, which is that of the earlier command.
         metrics: its metrics.
     """
+    from lightning import LightningModule
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
     trains = cfg.fit or is_overridden("training_step", get_class(cfg.module._target_), LightningModule)
     tested = not cfg.test or any(name.startswith("test/") for name in metrics)
     left = cfg.objective in metrics and tested and (run_dir() / "model.safetensors").is_file()
@@ -87,6 +108,9 @@ def is_measured(cfg: DictConfig, metrics: Mapping[str, float]) -> bool:
 
 def build_run_trainer(cfg: DictConfig, checkpoint: Path | None, step: int) -> Trainer:
     """Build the trainer of a run that starts, or resumes from a checkpoint of a step; its loggers record the config."""
+    from explainers.running.loggers import forget_later_rows
+    from explainers.running.trainer import AtomicCheckpointIO, CheckSharedFolder, build_all, build_trainer
+
     loggers = []
     if cfg.fit or checkpoint is None:  # a run that is only measured keeps its history
         forget_later_rows(run_dir(), step)
@@ -123,7 +147,6 @@ def name_weights(cfg: DictConfig, checkpoint: Path | None) -> str:
     return f"measured {what}, nothing exported"
 
 
-@rank_zero_only
 def summarise(cfg: DictConfig, metrics: Mapping[str, float], seconds: float, note: str = "") -> None:
     """Print one line: what a run did, its metrics, its duration and its folder.
 
@@ -133,6 +156,8 @@ def summarise(cfg: DictConfig, metrics: Mapping[str, float], seconds: float, not
         seconds: duration.
         note: a remark on the metrics.
     """
+    if not is_first_process():
+        return
     shown = {name: metrics[name] for name in (cfg.objective, "val/accuracy") if name in metrics}
     values = ", ".join(f"{name} {value:.3g}" for name, value in shown.items())
     line = "; ".join(part for part in (values, note, f"{seconds:.0f} s, {shorten_path(run_dir())}") if part)
@@ -176,7 +201,7 @@ def next_command(cfg: DictConfig, target: str, folder: Path) -> str:
 
 @hydra.main(config_path="configs", config_name="train", version_base="1.3")
 def main(cfg: DictConfig) -> float | None:
-    with program.command():
+    with program.command(check, cfg):
         return train(cfg)
 
 

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks.explain import METHODS, build, choose_device, device_name, wait
 from benchmarks.fake_steps import compose_config
-from explainers.running.trainer import fastest_precision
+from explainers.running.defaults import fastest_precision
 from explainers.training.sources import complete
 
 CASES = {"light": "TVE with the light network", "anyhead": "AnyHead"}

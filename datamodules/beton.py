@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from datamodules.fingerprints import digest
+from datamodules.places import write_command
 from explainers.errors import InputError
 from explainers.saved.files import atomic
 
@@ -47,18 +48,19 @@ def check_beton(path: Path, size: tuple[int, int] | None = None) -> int:
         InputError: if the file is missing, damaged or of other images, because FFCV would crash on it or hang.
     """
     if not path.is_file():
-        raise InputError(f"expected a .beton file {path}, got none; write it: {command(path)}")
+        raise InputError(f"expected a .beton file {path}, got none; write it: {write_command(path)}")
+    require_ffcv()
     try:
         images = inspect_beton(path)
     except ValueError as error:
         raise InputError(
-            f"{path} is not a complete .beton file of images and labels: {error}; write it again: {command(path)}"
+            f"{path} is not a complete .beton file of images and labels: {error}; write it again: {write_command(path)}"
         ) from error
     if size and ((images["height"] != size[0]) | (images["width"] != size[1])).any():
         got = f"{images['height'][0]} × {images['width'][0]}"
         raise InputError(
             f"{path}: expected images of {size[0]} × {size[1]} pixels, as data.transform shows them, got {got}; write"
-            f" it again: {command(path)}"
+            f" it again: {write_command(path)}"
         )
     return len(images)
 
@@ -166,16 +168,11 @@ def read_description(path: Path) -> tuple[list[str], dict[str, Any]]:
         described = {name: content[name] for name in own}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"expected {beside} as write_beton writes it, got something else; write it again: {command(path)}"
+            f"expected {beside} as write_beton writes it, got something else; write it again: {write_command(path)}"
         ) from error
     if described != own:
         raise InputError(
             f"expected {path} and {beside} to be written together, got the description of another file; write both"
-            f" again: {command(path)}"
+            f" again: {write_command(path)}"
         )
     return classes, transform
-
-
-def command(path: Path) -> str:
-    """The command that writes a .beton."""
-    return f"python -m datamodules.write_beton <image folder> {path} --model <name in timm>"

@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ def spread(length: int, limit: int | None) -> list[int]:
 
 
 def choose_transform(transform: ImageTransform, crop_fraction: float | None) -> ImageTransform:
-    """The transform of a data set: the target's own, or middle crops; warn if these show other pixels.
+    """The transform of a data set: the target's own, or middle crops.
 
     Args:
         transform: the target's own.
@@ -51,14 +51,7 @@ def choose_transform(transform: ImageTransform, crop_fraction: float | None) -> 
     """
     if crop_fraction is None:
         return transform
-    crops = ImageTransform(transform.size, crop_pct=crop_fraction, rounds=False)  # rounded down as in FFCV
-    if replace(transform, fill=crops.fill, rounds=False) != crops:
-        warnings.warn(
-            f"crop_fraction={crop_fraction}: the data set shows {crops}, and the target's own are {transform}, which"
-            " crop_fraction=null takes",
-            stacklevel=2,
-        )
-    return crops
+    return ImageTransform(transform.size, crop_pct=crop_fraction, rounds=False)  # rounded down as in FFCV
 
 
 class ImageFiles(Dataset[Sample | None]):

@@ -18,7 +18,7 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from datamodules.beton import check_beton, description_file, keep_torch_threads, read_description, require_ffcv
+from datamodules.beton import check_beton, description_file, keep_torch_threads, read_description
 from datamodules.datasets import choose_transform
 from datamodules.images import SPLITS, check_same_classes
 from datamodules.loaders import Resumable, Shard, check_loading, read_division, shuffle
@@ -229,7 +229,6 @@ class FFCV(LightningDataModule):
         path = self.paths[split]
         if path is None:
             raise InputError(f"expected a .beton file for {split}, got none; set data.{split}, or skip that stage")
-        require_ffcv()
         return path, check_beton(Path(path), self.transform.size)
 
     def _loader(self, path: str, sampler: DistributedSampler, batch_size: int) -> BetonLoader:

@@ -1,5 +1,6 @@
 """Class folders in the layout of ImageNet: <root>/<split>/<class>/<file>."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, list_images
 from explainers.images.transform import ImageTransform
+from explainers.saved.files import printable
 
 
 def image_folder(
@@ -24,7 +26,8 @@ def image_folder(
     """Read labelled images, <root>/<class>/<file>.
 
     Every subfolder is a class, even an empty one, so that a part of the images has the same labels as the whole.
-    For other arguments see `ImageFiles`.
+    Warnings name classes without images, and folders inside a class that may be classes themselves. For other arguments
+    see `ImageFiles`.
 
     Args:
         root: folder of the class folders.
@@ -36,8 +39,9 @@ def image_folder(
         InputError: if the folder is missing or holds no image in a subfolder.
     """
     folder = existing_folder(root, "with one subfolder per class")
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    images_of_classes = list_images([folder / name for name in classes])
+    subfolders = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    hidden, classes = ([name for name in subfolders if name.startswith(".") == wanted] for wanted in (True, False))
+    images_of_classes = list_images([folder / name for name in classes], beside=[folder / name for name in hidden])
     files = [(path, label) for label, images in enumerate(images_of_classes) for path in images]
     if not files:
         raise InputError(
@@ -48,6 +52,7 @@ def image_folder(
         raise InputError(
             f"expected {root} to hold train/ and val/, or a subfolder of images per class, got {deeper[0]}"
         )
+    warn_of_classes(folder, classes, images_of_classes)
     files = list(select_part(files, held_out, root))
     files = files if half is None else files[half::2]
     if not files:
@@ -57,6 +62,37 @@ def image_folder(
         )
     paths, labels = zip(*files, strict=True)
     return ImageFiles(paths, labels, transform, classes, None, crop_fraction, limit, skip_corrupt)
+
+
+def warn_of_classes(folder: Path, classes: Sequence[str], images: Sequence[Sequence[Path]]) -> None:
+    """Warn of classes without images, and of folders of different names inside classes, which may be meant as classes.
+
+    Args:
+        folder: the folder of the classes.
+        classes: their names.
+        images: the images of each.
+    """
+    empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
+    if empty:
+        warnings.warn(f"{folder}: no images of {name_some(empty)} of {len(classes)} classes", stacklevel=3)
+    inside = {path.relative_to(folder).parts[1:2] for paths in images for path in paths if path.parent.parent != folder}
+    deeper = sorted("".join(parts) for parts in inside)
+    if len(deeper) > 1:  # one name, such as images/, is a layout of its own
+        warnings.warn(
+            f"{folder}: the classes are its folders {name_some(classes)}; the folders {name_some(deeper)} inside them"
+            " are none: move these up if they are meant",
+            stacklevel=3,
+        )
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are.
+
+    >>> name_some(["cat", "dog"]), name_some(list("abcdef"))
+    ('cat, dog', 'a, b, c, d and 2 more')
+    """
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(map(printable, names[:4])) + more
 
 
 def find_split_folder(root: str, splits: Mapping[str, str | None], split: str, **options: Any) -> ImageFiles:

@@ -94,7 +94,8 @@ def class_masks(
     check_range(0, 1, least_area=least_area)
     folder = Path(root) / images
     pairs = pair_files(Path(root), images, masks)
-    names = list(classes) if classes else sorted(path.name for path in folder.iterdir() if path.is_dir())
+    folders = (path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = list(classes) if classes else sorted(folders)
     find = partial(largest_class, shown, len(names), ignored, least_area, skip_corrupt)
     chosen = [pairs[i] for i in spread(len(pairs), limit)]
     ids = []

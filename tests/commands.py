@@ -67,12 +67,14 @@ def one_thread():
 
 def train(*overrides, folder):
     with one_thread(), training.program.errors_in_one_line():
-        return training.train(composed(*overrides, folder=folder))
+        training.check(cfg := composed(*overrides, folder=folder))
+        return training.train(cfg)
 
 
 def evaluate(*overrides, folder):
     with one_thread(), evaluation.program.errors_in_one_line():
-        evaluation.evaluate(composed(*overrides, folder=folder, config="eval"))
+        evaluation.check(cfg := composed(*overrides, folder=folder, config="eval"))
+        evaluation.evaluate(cfg)
 
 
 def draw_images(folder, count=6, side=72, classes=("cat", "dog")):

@@ -41,7 +41,7 @@ def audit(options: Namespace) -> None:
     session = start_session(model, methods[0], device, weights=weights, batch_size=size, **pixels)
     if options.without is not None:
         return write_repair(session, options)
-    if options.labels is None and any(entry.is_dir() for entry in options.folder.glob("*")):
+    if options.labels is None and any(entry.is_dir() for entry in options.folder.glob("[!.]*")):
         print_error(f"{options.folder}: no accuracy without labels; --labels folder takes its folders as classes")
     command = ["explainers", *sys.argv[1:]]
     chosen = options.labels, options.output, options.texts, options.masks, options.groups, options.passes or PASSES

@@ -12,6 +12,8 @@ from explainers.errors import InputError
 from explainers.images.decoding import formats
 from explainers.saved.files import printable
 
+Paths = Sequence[Path]
+
 NAMED = 3
 """Number of files that a message names."""
 
@@ -23,30 +25,31 @@ def endings() -> frozenset[str]:
     return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in readable)
 
 
-def list_images(roots: Sequence[Path], arrays: frozenset[str] = frozenset()) -> list[list[Path]]:
+def list_images(roots: Paths, arrays: frozenset[str] = frozenset(), beside: Paths = ()) -> list[list[Path]]:
     """List all images below each folder, sorted by folder, then by name; a root that is a file is its only image.
 
-    Files with the endings `arrays` are listed, too.
+    Files with the endings `arrays` are listed, too. The images in hidden folders `beside` the roots are only counted.
 
     Warnings count and name what is left out: files that are not decoded, links that lead nowhere, pipes, sockets
-    and devices, and folders that cannot be read. Hidden files are left out too (macOS writes ._image1.png). Links are
-    followed, but each real folder is visited once, and no folder that contains the root.
+    and devices, folders that cannot be read, and images in hidden folders (Jupyter writes .ipynb_checkpoints). Hidden
+    files are left out too (macOS writes ._image1.png). Links are followed, but each real folder is visited once, and no
+    folder that contains the root.
     """
-    listed = [list_files(root) if root.is_dir() else ([root], []) for root in roots]
-    others = {path for files, _ in listed for path in files if path.suffix.lower() not in endings() | arrays} - set(
-        roots
-    )
-    heif = any(path.suffix.lower() in (".heic", ".heif") for path in others)
-    advice = "; for .heic, pip install pillow-heif" if heif else ""
-    unreadable = [path for _, paths in listed for path in paths]
+    listed = [list_files(root) if root.is_dir() else ([root], [], []) for root in roots]
+    known = endings() | arrays
+    others = {path for files, *_ in listed for path in files if path.suffix.lower() not in known} - set(roots)
+    lists = [*(paths for *_, paths in listed), *(list_files(folder)[0] for folder in beside)]
+    hidden = [path for paths in lists for path in paths if path.suffix.lower() in known]
+    advice = "; for .heic, pip install pillow-heif" * any(path.suffix.lower() in (".heic", ".heif") for path in others)
     kinds = "links that lead nowhere, pipes, sockets, devices, or folders that are closed to you"
-    for paths, reason in (
+    for left, reason in (
         (sorted(others), f"Pillow does not read{advice}"),
-        (unreadable, f"cannot be read: {kinds}"),
+        ([path for _, paths, _ in listed for path in paths], f"cannot be read: {kinds}"),
+        (hidden, "lie in hidden folders"),
     ):
-        if paths:
-            warnings.warn(f"left out: {several(paths)} that {reason}", stacklevel=3)
-    return [[path for path in files if path not in others] for files, _ in listed]
+        if left:
+            warnings.warn(f"left out: {several(left)} that {reason}", stacklevel=3)
+    return [[path for path in files if path not in others] for files, *_ in listed]
 
 
 def several(paths: Sequence[Path]) -> str:
@@ -59,16 +62,15 @@ def several(paths: Sequence[Path]) -> str:
     return f"{len(paths)} file{'s' * (len(paths) > 1)} ({names})"
 
 
-def list_files(root: Path) -> tuple[list[Path], list[Path]]:
-    """List all files below a folder that are not hidden, see `list_images`; and the paths that cannot be read."""
-    files: list[Path] = []
-    unreadable: list[Path] = []
+def list_files(root: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """List all files below a folder that are not hidden, the paths that cannot be read, and files in hidden folders."""
+    lists: tuple[list[Path], list[Path], list[Path]] = [], [], []
+    files, unreadable, hidden = lists
     visited = {str(parent) for parent in Path(root).resolve().parents}
-    waiting = [str(root)]
+    waiting = [(str(root), files)]
     while waiting:
-        folder = waiting.pop()
-        real = os.path.realpath(folder)
-        if real in visited:
+        folder, found = waiting.pop()
+        if (real := os.path.realpath(folder)) in visited:
             continue
         visited.add(real)
         try:
@@ -80,11 +82,11 @@ def list_files(root: Path) -> tuple[list[Path], list[Path]]:
         subfolders = []
         for entry in entries:
             if _holds(entry.is_dir):  # which asks the disk about links alone
-                subfolders.append(entry.path)
+                subfolders.append((entry.path, hidden if entry.name.startswith(".") else found))
             elif not entry.name.startswith("."):
-                (files if _holds(entry.is_file) else unreadable).append(Path(entry.path))
+                (found if _holds(entry.is_file) else unreadable).append(Path(entry.path))
         waiting += reversed(subfolders)
-    return files, unreadable
+    return lists
 
 
 def _holds(test: Callable[[], bool]) -> bool:

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from hydra.types import RunMode
-from lightning.fabric.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
@@ -41,6 +39,8 @@ def count_processes(trainer: Mapping[str, Any]) -> int:
     """
     devices = trainer.get("devices", 1)
     if devices in ("auto", -1, "-1"):
+        import torch
+
         return max(1, torch.cuda.device_count()) if trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda") else 1
     if isinstance(devices, int | str) and not (str(devices).isdigit() and int(devices) > 0):
         raise InputError(f"expected trainer.devices above 0, a list of devices, -1 or auto, got {devices}")
@@ -79,6 +79,11 @@ def launch(trainer: DictConfig) -> bool:
     processes = count_processes(trainer)
     if is_launched(trainer) or processes == 1:
         return False
+    import torch
+
+    on_gpus = torch.cuda.is_available() and trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda")
+    place = "each on a GPU" if on_gpus else "all on the CPU (trainer.devices=1 starts one)"
+    print(f"starting {processes} processes, {place}", flush=True)
     config = HydraConfig.get()
     code = torchrun(processes, [sys.argv[0], *list_arguments(config, run_dir())])
     if code and config.mode == RunMode.MULTIRUN:  # the sweep continues with its other jobs
@@ -102,6 +107,8 @@ def is_launched(trainer: Mapping[str, Any]) -> bool:
     processes = count_processes(trainer)
     machines = trainer.get("num_nodes", 1)
     environment = os.environ
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
     if "LOCAL_WORLD_SIZE" in environment:  # of torchrun, which may be a task of SLURM
         started = int(environment["LOCAL_WORLD_SIZE"])
         started_machines = int(environment["WORLD_SIZE"]) // started

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import LocalEntryNotFoundError
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import (
     CompactHydraException,
@@ -23,7 +22,6 @@ from hydra.errors import (
     OverrideParseException,
 )
 from hydra.types import RunMode
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -34,20 +32,16 @@ from omegaconf.errors import (
 from safetensors import SafetensorError
 
 from explainers.errors import InputError, suggest_names
-from explainers.models.fetching import difference, similar_targets
 from explainers.running.folder import lock_folder, run_dir
 from explainers.running.processes import build_job_error
 from explainers.running.settings import expand_groups, explain_unknown_key
 from explainers.running.signals import LOCKED, answer_signals, is_first_process, write_line
-from explainers.running.targets import check_not_hidden, named_options
+from explainers.running.targets import COMPOSING, check_not_hidden, named_options
 
 TRACEBACK = "HYDRA_FULL_ERROR"
-"""Environment variable; with 1, a user asks for tracebacks."""
+"""Environment variable; with 1, a user asks for tracebacks, unless `start` has set it together with `COMPOSING`."""
 
-COMPOSING = "EXPLAINERS_COMPOSING"
-"""Environment variable, which `start` sets with `TRACEBACK`: the user has not asked. Jobs of SLURM inherit both."""
-
-MISTAKES = (InputError, InstantiationException, MisconfigurationException, OmegaConfBaseException)
+MISTAKES = (InputError, InstantiationException, OmegaConfBaseException)
 
 FULL = "free space on its disk, or write to another one"
 DENIED = "change its permissions, or use another path"
@@ -59,6 +53,9 @@ REMEDIES = {
 
 PRINTED: set[str] = set()
 """Warnings that this process has printed."""
+
+SPEAKS = [True]
+"""Whether this process says what all processes of its command know."""
 
 format_with_place = warnings.formatwarning
 """Python's own formatter of warnings."""
@@ -160,12 +157,30 @@ def format_rows(table: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def command() -> Iterator[None]:
-    """Inside, a program does its work: signals are handled, the folder is locked, and a mistake ends in one line."""
-    quiet_libraries()
+def command(check: Callable[[DictConfig], None], cfg: DictConfig) -> Iterator[None]:
+    """Inside, a program does its work: signals are handled, the folder is locked, and a mistake ends in one line.
+
+    Args:
+        check: checks the config, before anything is imported that takes seconds.
+        cfg: the config.
+    """
+    if os.environ.keys() & {"RANK", "LOCAL_RANK", "SLURM_PROCID"}:
+        import lightning  # noqa: F401 - which numbers the processes
     answer_signals()
+    SPEAKS[0] = LOCKED not in os.environ and is_first_process()
     with errors_in_one_line(), lock_folder(run_dir()):
         check_not_hidden()
+        check(cfg)
+        quiet_libraries()
+        yield
+
+
+@contextmanager
+def once() -> Iterator[None]:
+    """Inside, all processes of a command do the same: only the first to do it warns, a parent before its children."""
+    with warnings.catch_warnings():
+        if not SPEAKS[0]:
+            warnings.simplefilter("ignore")
         yield
 
 
@@ -181,7 +196,7 @@ def errors_in_one_line() -> Iterator[None]:
         os.environ.pop(TRACEBACK, None)
     try:
         yield
-    except (*MISTAKES, OSError, SafetensorError) as error:
+    except Exception as error:
         message = explain_run_error(error)
         if message is None or os.environ.get(TRACEBACK) == "1":
             raise
@@ -204,8 +219,11 @@ def explain_command_error(error: Exception, configs: Path) -> str:
         files = (configs / listed).glob("**/*.yaml" if in_folders else "*.yaml")
         of_files = {path.relative_to(configs / listed).with_suffix("").as_posix() for path in files}
         names = sorted(of_files | named_options(listed).keys())
-        suggestion = similar_targets(name, names) if group == "target" else suggest_names(name, names)
-        return f"no {group or 'config'} named {name}: {suggestion}"
+        if group != "target":
+            return f"no {group or 'config'} named {name}: {suggest_names(name, names)}"
+        from explainers.models.fetching import similar_targets
+
+        return f"no target named {name}: {similar_targets(name, names)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return explain_unknown_key(cause, configs)
     # Hydra says: Could not override 'callback'. No match in the defaults list, or: Did you mean to override x?
@@ -244,14 +262,16 @@ def explain_run_error(error: BaseException) -> str | None:
         cause = cause.__cause__
     if isinstance(cause, InputError):
         return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
-    if isinstance(cause, LocalEntryNotFoundError):
+    if type(cause).__name__ == "LocalEntryNotFoundError":  # of the Hub
         return (
             "expected weights in the cache or from huggingface.co, got no connection: give the target's as"
             " weights=FILE, or connect this machine"
         )
     if isinstance(cause, OSError | SafetensorError):
         return explain_disk_error(cause)
-    if isinstance(cause, RuntimeError) and re.search("state_dict|checkpoint", str(cause)):  # a file that timm reads
+    if error is not cause and isinstance(cause, RuntimeError) and re.search("state_dict|checkpoint", str(cause)):
+        from explainers.models.fetching import difference  # timm has read a file
+
         return (
             f"expected weights of this model, got others: {difference(cause)}; name the model that they belong to"
             " (target=...), its number of classes (++target.model.num_classes=...), or another file (weights=...)"
@@ -259,7 +279,8 @@ def explain_run_error(error: BaseException) -> str | None:
     if isinstance(error, InstantiationException):  # Hydra's text has three lines
         text = re.sub(r"full_key: (\S+)", r"(its settings are \1; HYDRA_FULL_ERROR=1 shows where)", str(error))
         return re.sub(r"""(\w+)\((["'])(.*)\2\)""", r"\1: \3", text, flags=re.DOTALL)
-    return str(error) if isinstance(cause, MISTAKES) else None
+    of_lightning = type(cause).__name__ == "MisconfigurationException"  # by its name, which needs no import
+    return str(error) if of_lightning or isinstance(cause, MISTAKES) else None
 
 
 def explain_disk_error(error: BaseException) -> str | None:
@@ -274,21 +295,18 @@ def explain_disk_error(error: BaseException) -> str | None:
 
 
 def quiet_libraries() -> None:
-    """Silence notices of libraries that say nothing about the run; warnings about the run become one line.
+    """Silence notices of libraries that say nothing about the run; warnings about the run become one line."""
+    import lightning  # noqa: F401 - which sets levels and the format of warnings, too
 
-    Warnings about files that are no images would be the same in every process: only the first one prints them.
-    """
     logging.getLogger("huggingface_hub").propagate = False  # it prints by itself, and Hydra would again
     PRINTED.clear()  # of an earlier job of a sweep
     for name in ("lightning.pytorch", "lightning.fabric", "timm", "lightning.pytorch.profilers"):
         logging.getLogger(name).setLevel(logging.INFO if "profilers" in name else logging.WARNING)  # a table asked for
     notices = "not have many workers|in eval mode at the start|LeafSpec|than the logging interval|by the model summary"
     others = r"torch\.distributed\.\S+ is deprecated, use torch|Checkpoint directory .* exists and is not empty"
-    same_in_all = "left out: .* that Pillow does not read|the classes of .* are unknown"
-    printed = LOCKED in os.environ or not is_first_process()  # by the parent process, or by the first one
     if not is_first_process():
         warnings.filterwarnings("ignore", ".*worker processes in total")
-    warnings.filterwarnings("ignore", f".*({notices}|{others}{f'|{same_in_all}' if printed else ''})")
+    warnings.filterwarnings("ignore", f".*({notices}|{others})")
     warnings.formatwarning = format_warning
 
 

@@ -4,35 +4,35 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from safetensors import SafetensorError, safe_open
 from yaml import YAMLError
 
 from explainers.errors import InputError
+from explainers.running.inputs import CHECKPOINTS, METRICS, MODELS
 from explainers.running.processes import count_all_processes
-from explainers.saved.files import file_hashes, write_atomically
+from explainers.saved.files import file_hashes, is_first_process, write_atomically
 from explainers.saved.records import devices, first_difference, leaves, versions
 
-CHECKPOINTS, METRICS = "checkpoints", "metrics.json"
-"""What a training leaves in its folder; one that trains nothing, such as an explainability vector, only the second."""
+MAY_DIFFER = (
+    *("data_dir", "ckpt_path", "fit", "test", "next", "logger"),
+    *(f"callbacks.{name}" for name in ("progress", "throughput", "learning_rate", "heatmaps", "check")),
+    *(f"trainer.{name}" for name in ("max_steps", "max_epochs", "accelerator", "log_every_n_steps", "profiler")),
+    *("trainer.enable_progress_bar", "trainer.enable_model_summary", "data.num_workers"),
+)
+"""Config keys that may differ between a run and the command that resumes it: they do not change what is learned."""
 
-MODELS = ("target", "explainer", "module")
-"""Config keys of models, whose files are hashed; those of data may have many gigabytes."""
-
-MAY_DIFFER = ("data_dir", "ckpt_path", "fit", "test", "next")
-"""Config keys that may differ between a run and the command that resumes it."""
-
-DIVISION = {"trainer": ("devices", "num_nodes", "strategy", "accumulate_grad_batches"), "data": ("batch_size",)}
+DIVISION = (
+    *(f"trainer.{name}" for name in ("devices", "num_nodes", "strategy", "accumulate_grad_batches")),
+    "data.batch_size",
+)
 """Config keys that divide the images of a step among machines, processes and batches."""
 
 
-@rank_zero_only
 def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
     """Write config, versions, command and hashes of weight files into the folder of a run that starts or resumes.
 
@@ -44,12 +44,13 @@ def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
         may_differ: resume the run of this folder even if its config or its files of weights were different.
 
     Raises:
-        InputError: if a file of weights is damaged, or the folder holds a run with another config or other weights.
+        InputError: if the folder holds a run with another config or other weights.
     """
+    if not is_first_process():
+        return
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     if config.get("explainer") and "explainer" in (config.get("module") or ()):
         del config["module"]["explainer"]  # written once
-    check_model_files(config)
     record: dict[str, Any] = {
         "command": sys.argv,
         "python": sys.version.split()[0],
@@ -78,11 +79,9 @@ def check_same_run(folder: Path, config: dict[str, Any], record: Mapping[str, An
     """
     earlier = read_file(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
     before = read_file(folder / "versions.json")
-    same = config | {key: earlier.get(key) for key in MAY_DIFFER}
-    if record["images_per_step"] is not None and record["images_per_step"] == before.get("images_per_step"):
-        for group, keys in DIVISION.items():
-            same[group] = same[group] | {key: (earlier.get(group) or {}).get(key) for key in keys}
-    differences = [first_difference(earlier, same)]
+    images, earlier_images = record["images_per_step"], before.get("images_per_step")
+    free = MAY_DIFFER + DIVISION * (images is not None and images == earlier_images)
+    differences = [first_difference(leave_out(earlier, free), leave_out(config, free))]
     for key, file in record["files"].items():
         old, new = before.get("files", {}).get(key, file)["sha256"], file["sha256"]
         if old != new:
@@ -92,6 +91,22 @@ def check_same_run(folder: Path, config: dict[str, Any], record: Mapping[str, An
         if (folder / CHECKPOINTS).exists():
             mend = "give this run its own name (name=...), delete the folder, or resume anyway (ckpt_path=last)"
         raise InputError(f"{folder} holds a run of another config: {difference}: {mend}")
+
+
+def leave_out(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """A config without some of its dotted keys.
+
+    >>> leave_out({"seed": 0, "trainer": {"devices": 2, "precision": "32-true"}}, ["seed", "trainer.devices"])
+    {'trainer': {'precision': '32-true'}}
+    """
+    below: dict[str, list[str]] = {}
+    for first, _, rest in (key.partition(".") for key in keys):
+        below.setdefault(first, []).append(rest)
+    kept = {name: value for name, value in config.items() if "" not in below.get(name, ())}
+    return {
+        name: leave_out(value, below[name]) if name in below and isinstance(value, dict) else value
+        for name, value in kept.items()
+    }
 
 
 def read_file(path: Path, parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
@@ -134,19 +149,6 @@ def count_images_per_step(config: Mapping[str, Any], processes: int) -> int | No
     """
     size = (config.get("data") or {}).get("batch_size")
     return size and size * processes * (config.get("trainer") or {}).get("accumulate_grad_batches", 1)
-
-
-def check_model_files(config: Any) -> None:
-    """Raise an InputError that names a missing or damaged file of weights in a resolved config, which timm does not."""
-    for key, path in leaves(config):
-        if key.endswith("checkpoint_path") and path and not os.path.isfile(path):
-            raise InputError(f"no model at {path}: train it first with train.py, or correct checkpoint_path")
-        if isinstance(path, str) and path.endswith(".safetensors") and os.path.isfile(path):
-            try:
-                with safe_open(path, "pt"):
-                    pass
-            except SafetensorError as error:
-                raise InputError(f"{path}: expected weights, got a damaged file: write or fetch it again") from error
 
 
 def hash_model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, str]]:

@@ -11,10 +11,10 @@ from typing import Any, get_type_hints
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import get_object
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from explainers.errors import InputError, check_range, fits, suggest_names
+from explainers.saved.files import is_first_process
 from explainers.saved.records import leaves
 
 SHARED_KEYS = ("blocks", "direct", "evaluation", "grid")
@@ -57,15 +57,13 @@ def expand_groups(words: list[str]) -> list[str]:
     return result
 
 
-def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
-    """Raise an InputError for a setting that nothing reads, has a wrong type, or is out of range.
+def check_settings(cfg: DictConfig, **own: type) -> None:
+    """Raise an InputError for a setting that has a wrong type, or is out of range.
 
     Args:
         cfg: the config of a run.
-        program: the config file of its program, which has the keys that the program reads.
         own: key → type of the settings that the program itself reads.
     """
-    check_keys(cfg, program)
     check_types(cfg, "", **own)
     check_range(0, 2**32 - 1, seed=cfg.seed)
     if str(cfg.trainer.precision) not in PRECISIONS:
@@ -202,7 +200,7 @@ def use_weights(cfg: DictConfig) -> None:
     if "checkpoint_path" not in (model or ()):
         name = HydraConfig.get().runtime.choices.get("target")
         raise InputError(f"expected a target of timm for weights={file}, got target={name}: set its own file instead")
-    if not os.path.isfile(file):
+    if not os.path.isfile(str(file)):
         raise InputError(f"expected a file of weights, got weights={file}: there is no such file; correct the path")
     for given in HydraConfig.get().overrides.task:
         if given.lstrip("+").startswith(f"{CHECKPOINT_PATH}="):
@@ -232,5 +230,5 @@ def use_random_weights(cfg: DictConfig) -> None:
             replaced[key] = {"_target_": "explainers.text.clip_text_head", "_partial_": True, "pretrained": ""}
     for key, random in replaced.items():
         OmegaConf.update(cfg, key, random, force_add=True)
-    if replaced:
-        rank_zero_only(print)(f"fast_dev_run: random weights, nothing is downloaded ({', '.join(replaced)})")
+    if replaced and is_first_process():
+        print(f"fast_dev_run: random weights, nothing is downloaded ({', '.join(replaced)})")

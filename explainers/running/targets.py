@@ -1,34 +1,27 @@
 """Configs without a file of their own: short names, models of timm, tasks; and settings that follow from a model."""
 
 import json
-from contextlib import nullcontext
-from dataclasses import asdict
+import os
+import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
 
 from explainers.errors import InputError
-from explainers.models import TargetModel
-from explainers.models.fetching import is_in_timm, similar_targets
-from explainers.models.heads import NoHead
-from explainers.models.removal import supports_drop
-from explainers.training.trunk import default_blocks, space_blocks
-from explainers.transformer.direct_paths import default_direct
-from explainers.transformer.stage_paths import default_stages
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+
+COMPOSING = "EXPLAINERS_COMPOSING"
+"""Environment variable, which `program.start` sets while Hydra composes a config. Jobs of SLURM inherit it."""
 
 
 @cache
@@ -45,6 +38,13 @@ def is_python_path(name: str) -> bool:
         return "." in name and find_spec(name.rpartition(".")[0]) is not None
     except ModuleNotFoundError:  # of its package
         return False
+
+
+def is_in_timm(name: str) -> bool:
+    """Whether timm, whose import takes seconds, has a model of this name."""
+    from explainers.models import fetching
+
+    return fetching.is_in_timm(name)
 
 
 def own_target(function: str) -> Any:
@@ -64,7 +64,7 @@ class WithoutFiles(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
         content = named_options(group).get(name, name)
-        if group == "target" and not is_in_timm(content) and is_python_path(content):
+        if group == "target" and is_python_path(content) and not is_in_timm(content):
             content = own_target(content)
         elif group == "target":
             content = {"defaults": ["timm"], "target": {"model": {"model_name": content}}}
@@ -80,8 +80,8 @@ class WithoutFiles(ConfigSource):
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
         is_task = group == "tasks" and ((CONFIGS / f"data/{name}.yaml").is_file() or name in named_options("data"))
-        is_target = group == "target" and (is_in_timm(name) or is_python_path(name))
-        return is_task or is_target or name in named_options(group)
+        is_target = name in named_options(group) or group == "target" and (is_python_path(name) or is_in_timm(name))
+        return is_task or is_target
 
     def is_group(self, config_path: str) -> bool:
         group = config_path.rstrip("/")
@@ -108,8 +108,21 @@ def check_not_hidden() -> None:
     name = str(runtime.choices.get("target"))
     files = {source.provider: Path(source.path, "target", f"{name}.yaml") for source in runtime.config_sources}
     own = {provider: file for provider, file in files.items() if file.is_file()}
-    if (is_in_timm(name) or name in named_options("target")) and own and "main" not in own:
+    if own and "main" not in own and (name in named_options("target") or is_in_timm(name)):
         raise InputError(f"expected a file of another name than a known target, got {[*own.values()][0]}: rename it")
+
+
+def import_defaults() -> Any:
+    """The functions that settings follow from; their import takes seconds.
+
+    While Hydra composes a config, OmegaConf asks for each setting that a file or an override replaces, and takes an
+    error for an answer.
+    """
+    if COMPOSING in os.environ and "--resolve" not in sys.argv:
+        raise InputError("settings follow from the model once the config is composed")
+    from explainers.running import defaults
+
+    return defaults
 
 
 def model_default(name: str, *, _root_: DictConfig) -> Any:
@@ -121,61 +134,19 @@ def model_default(name: str, *, _root_: DictConfig) -> Any:
     """
     if OmegaConf.is_missing(_root_.target.model, "model_name"):
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
+    defaults = import_defaults()
     settings = OmegaConf.to_container(_root_.target.model, resolve=True)
     headed = OmegaConf.select(_root_, "target.head") is not None
-    value = read_model_settings(json.dumps(settings, sort_keys=True), headed)[name]
+    value = defaults.read_model_settings(json.dumps(settings, sort_keys=True), headed)[name]
     return OmegaConf.create(value) if isinstance(value, list) else value  # as if a file had it
 
 
-@cache
-def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
-    """All settings that follow from a model, which is built without weights, or by its own function.
-
-    Args:
-        settings: those of `target.model`, as JSON.
-        headed: whether it gets a head for another task.
-
-    Raises:
-        InputError: if timm has no model of this name.
-    """
-    given = json.loads(settings)
-    name = given.get("model_name", "")
-    if given.get("_target_", "").endswith(".create_model") and ":" not in name and not is_in_timm(name):
-        raise InputError(f"no model named {name} in timm: {similar_targets(name)}")
-    without_weights = {"pretrained": False, "checkpoint_path": ""}
-    own = given.get("_target_") == "explainers.models.as_target"
-    with nullcontext() if own else torch.device("meta"):
-        model = instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights})
-    with torch.device("cpu"):  # whose mean is read, whatever device the caller works on
-        target = model if own else TargetModel(model, nn.Identity())
-    direct = default_direct(target)
-    stages = [] if direct else default_stages(target)
-    functionals = "head" if headed else _choose_functionals(model)
-    return {
-        **{key: list(value) if key == "fill" else value for key, value in asdict(target.transform).items()},
-        "image_size": target.grid.image_size,
-        "patch_size": target.grid.patch_size,
-        "blocks": default_blocks(target),
-        "four_blocks": space_blocks(target, 4),
-        "direct": direct or stages,
-        "paths": "stages" if stages else "flow",
-        "removals": ["zero", "black", *["drop"] * supports_drop(target)],
-        "functionals": functionals,
-        "coalitions": "ranking" if direct and functionals != "images" else "regions",
-    }
-
-
-def _choose_functionals(model: Any) -> str:
-    """What AnyHead learns to explain: classes, texts for towers whose text tower open_clip has, otherwise likeness."""
-    if isinstance(model, TargetModel):
-        return "images" if isinstance(model.head, NoHead) else "head"
-    config = getattr(model, "pretrained_cfg", {})
-    name, tag = config.get("architecture", ""), config.get("tag") or ""
-    if ("clip" in name or "siglip" in name) and "_ft_" not in tag:
-        return "images" if "tinyclip" in tag else "texts"
-    return "head" if model.num_classes else "images"
+def fastest_precision(accelerator: str) -> str:
+    """Lightning's name of the fastest precision; resolves `${fastest_precision:...}` of configs/trainer."""
+    return str(import_defaults().fastest_precision(accelerator))
 
 
 for plugin in (WithoutFiles, SearchedLast):
     Plugins.instance().register(plugin)
 OmegaConf.register_new_resolver("model_default", model_default, replace=True)
+OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=True)

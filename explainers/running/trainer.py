@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from explainers.errors import InputError
 from explainers.saved.files import atomic, is_shared
@@ -57,48 +57,26 @@ def choose_accelerator(wanted: str) -> str:
     return "cpu"
 
 
-def fastest_precision(accelerator: str) -> str:
-    """Lightning's name of the precision: bf16 autocast if the hardware computes it, else float32.
-
-    Emulated bf16 is ten times slower than float32.
-    """
-    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    cpu = accelerator in ("auto", "cpu") and hasattr(torch.cpu, "get_capabilities")
-    features = torch.cpu.get_capabilities() if cpu else {}
-    return "bf16-mixed" if features.get("amx_bf16") or features.get("avx512_bf16") else "32-true"
-
-
-OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=True)
-
-
-def find_checkpoint(ckpt_path: str | None, last: Path) -> Path | None:
-    """The checkpoint to resume from.
-
-    Args:
-        ckpt_path: path of a checkpoint, or `last` for the run's last one; `None` for the last one if it exists.
-        last: path of the run's last checkpoint.
-    """
-    if ckpt_path is None:
-        return last if last.exists() else None
-    path = last if ckpt_path == "last" else Path(ckpt_path)
-    if not path.is_file():
-        raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
-    return path
-
-
-def read_progress(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
-    """Number of training steps before a checkpoint, and its metrics; 0 and none without a checkpoint."""
+def read_progress(checkpoint: Path | None) -> tuple[int, int, dict[str, float]]:
+    """Numbers of training steps and of whole epochs before a checkpoint, and its metrics; 0 and none without one."""
     if checkpoint is None:
-        return 0, {}
+        return 0, 0, {}
     try:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        return int(saved["global_step"]), dict(saved.get("metrics", {}))
+        epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+        return int(saved["global_step"]), int(epochs), dict(saved.get("metrics", {}))
     except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or another kind of file: resume from"
             " another checkpoint (ckpt_path=...), or delete it to start the run again"
         ) from error
+
+
+def check_length(trainer: DictConfig, step: int, epochs: int) -> None:
+    """Raise an InputError for a training that would end before the step and the epoch that it resumes from."""
+    for name, done in (("max_steps", step), ("max_epochs", epochs)):
+        if 0 <= (most := trainer.get(name) or 0) < done and most:
+            raise InputError(f"expected trainer.{name}={done} or more, which this run has done, got {most}")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

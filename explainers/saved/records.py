@@ -5,8 +5,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-
 PACKAGES = (
     *("torch", "torchvision", "lightning", "timm", "torchmetrics"),
     *("hydra-core", "omegaconf", "wandb", "ffcv", "numpy"),
@@ -24,6 +22,8 @@ def versions() -> dict[str, str | None]:
 
 def devices() -> list[str]:
     """Return the names of the GPUs, or the number of CPU threads if there is no GPU."""
+    import torch  # here, because a command compares configs before it needs torch
+
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [
         f"CPU, {torch.get_num_threads()} threads"
     ]

@@ -197,7 +197,7 @@ class ExplainabilityVector(LightningModule):
         self.log_dict({f"val/{name}": value for name, value in (best | self.cosines).items()})
         self.log("val/curvature", curvature(self.sweep))
         for name, value in self.cosines.items():
-            if value < 0:
+            if round(value, 2) < 0 and self.trainer.is_global_zero:
                 log.warning(
                     f"the transfer may hurt: the {name} of the source's and the target's task vectors is {value:.2f},"
                     " below 0; take a source that is more like the target"

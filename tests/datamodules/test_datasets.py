@@ -1,4 +1,6 @@
 import json
+import re
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -8,6 +10,7 @@ import torch
 from PIL import Image
 
 from datamodules.datasets import ImageFiles, spread, unlabelled_images
+from datamodules.ffcv import FFCV
 from datamodules.folders import ImageFolders, image_folder
 from datamodules.ilsvrc import annotated_images
 from datamodules.mura import mura
@@ -39,15 +42,14 @@ def test_a_sample_is_a_resized_and_cropped_uint8_image(tmp_path):
     assert dataset.classes == ["bird", "cat", "dog"] and "truth" not in sample
 
 
-def test_a_data_set_of_other_crops_than_the_targets_says_so(tmp_path, recwarn):
+def test_a_data_set_shows_the_crops_that_are_asked_for_without_a_warning(tmp_path, recwarn):
     own, paths = ImageTransform((14, 14), "squash"), [tmp_path / "a.png"]
     noise(40, 30).save(paths[0])
     assert torch.equal(ImageFiles(paths, [0], own)[0]["image"], own(noise(40, 30)))
     crops = ImageTransform((14, 14), crop_pct=0.875, rounds=False)
     assert ImageFiles(paths, [0], replace(crops, rounds=True, fill=(1, 2, 3)), crop_fraction=0.875).transform == crops
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"^crop_fraction=0.875: .* cropped to 14 x 14, .* own are photos squashed to"):
-        assert torch.equal(ImageFiles(paths, [0], own, crop_fraction=0.875)[0]["image"], crops(noise(40, 30)))
+    assert torch.equal(ImageFiles(paths, [0], own, crop_fraction=0.875)[0]["image"], crops(noise(40, 30)))
+    assert not recwarn.list  # a setting says which
 
 
 def test_the_truth_lies_on_the_object(tmp_path):
@@ -201,3 +203,34 @@ def test_each_real_folder_is_listed_once_however_many_links_lead_to_it(tmp_path)
     assert len({dataset.path(i) for i in range(12)}) == len({dataset.path(i).resolve() for i in range(12)}) == 12
     assert len(unlabelled_images([str(root)], SMALL)) == 12
     assert len(unlabelled_images([str(tmp_path)], SMALL)) == 12
+
+
+LAYOUTS = {
+    ("cat/0.png", "dog/0.png"): None,
+    ("cat/images/0.png", "dog/images/0.png"): None,  # a layout of its own
+    ("cat/0.png", "dog/"): r": no images of dog of 2 classes$",
+    ("animals/cat/0.png", "cars/vw/0.png"): r"classes are its folders animals, cars; the folders cat, vw inside them",
+    (
+        "cat/0.png",
+        ".git/1.png",
+        "cat/.ipynb_checkpoints/0.png",
+    ): r"left out: 2 files \(0.png, 1.png\) that lie in",
+}
+
+
+@pytest.mark.parametrize("files", LAYOUTS, ids=str)
+def test_folders_that_are_hidden_empty_or_deeper_than_classes_are_said(files, tmp_path, recwarn):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        noise(8, 8).save(tmp_path / name) if name.endswith(".png") else (tmp_path / name).mkdir()
+    images = image_folder(tmp_path, ImageTransform((8, 8)))
+    assert images.classes == sorted({name.split("/")[0] for name in files if name[0] != "."})
+    assert len(images) == sum(name.endswith(".png") and "." not in name[:-4] for name in files)
+    messages = [str(each.message) for each in recwarn]
+    assert len(messages) == (LAYOUTS[files] is not None) and all(re.search(LAYOUTS[files], each) for each in messages)
+
+
+def test_a_missing_file_for_ffcv_is_named_before_ffcv_is_imported(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ffcv", None)
+    with pytest.raises(InputError, match=r"expected a .beton file .*none.beton, got none; write it: python -m"):
+        FFCV(str(tmp_path / "none.beton"), transform=ImageTransform((8, 8))).setup("fit")

@@ -1,5 +1,6 @@
 """A mistake in a command ends in one line that names what was meant."""
 
+import subprocess
 import sys
 
 import pytest
@@ -103,3 +104,36 @@ def test_the_traceback_of_hydras_own_errors_can_be_asked_for(monkeypatch):
     monkeypatch.setenv(programs.TRACEBACK, "1")
     with pytest.raises(InputError):
         programs.start(main, ROOT / "configs")
+
+
+WITHOUT_TORCH = """
+import runpy, sys
+for package in ("torch", "lightning", "timm", "ffcv"):
+    sys.modules[package] = None  # an import of it is an error
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+AT_ONCE = {
+    "train.py experiment=tve_vitb module.lrr=1": "no setting module.lrr: did you mean",
+    "train.py experiment=tve_vitbb": "no experiment named tve_vitbb: did you mean tve_vitb",
+    "train.py experiment=demo/tve ckpt_path=none.ckpt": "no checkpoint at none.ckpt",
+    "train.py experiment=linear_head data_dir=/none": "got data.root=/none/imagenette: there is none",
+    "train.py experiment=anyhead": "expected a folder of images, got none: give data.root=my/images",
+    "eval.py experiment=demo/eval weights=none.pt": "got weights=none.pt: there is no such file",
+    "eval.py tasks=[imagenette] data_dir=/none": "got tasks.imagenette.data.root=/none/imagenette",
+    "eval.py tasks=[digits] explainers=[tve] explainers.tve.weights=none.pth": "no model at none.pth: train it first",
+    "eval.py tasks=[digits] methods=[GAEE]": "got GAEE: did you mean GAE?",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", AT_ONCE)
+def test_what_is_missing_or_misspelt_is_said_before_torch_and_lightning_are_imported(command, tmp_path):
+    told = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *command.split(), f"hydra.run.dir={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    (line,) = told.stderr.splitlines()
+    assert told.returncode == 1 and line.startswith("error: ") and AT_ONCE[command] in line

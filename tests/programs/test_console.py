@@ -25,7 +25,8 @@ from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.baselines import Chance
 from explainers.running import program
-from explainers.running.trainer import build_trainer, choose_accelerator, fastest_precision
+from explainers.running.defaults import fastest_precision
+from explainers.running.trainer import build_trainer, choose_accelerator
 from explainers.saved.files import file_hashes
 from explainers.training import ExplainerTraining
 from explainers.tve import TVE, TVELoss
@@ -222,23 +223,37 @@ def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message
     assert [str(each.message) for each in warned] == [message] * shown
 
 
-@pytest.mark.parametrize(
-    ("inherited", "rank", "said"), [("", 0, True), ("/run", 0, False), ("", 1, False)], ids=["parent", "child", "srun"]
-)
-def test_a_warning_is_one_line_and_what_all_processes_know_is_said_once(inherited, rank, said, monkeypatch):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_warning_is_one_line_that_is_printed_once(rank, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
     monkeypatch.setattr(warnings, "formatwarning", program.format_with_place)
-    if inherited:
-        monkeypatch.setenv(program.LOCKED, inherited)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         program.quiet_libraries()
         workers, broken = "This DataLoader will create 8 worker processes in total", "left out: c.jpg is broken"
-        for message in ("left out: 2 files (a.txt, b.txt) that Pillow does not read", workers, broken, broken):
+        for message in (workers, broken, broken):
             warnings.warn(message, UserWarning, stacklevel=1)
         warnings.warn("an own function is deprecated", FutureWarning, stacklevel=1)
     *told, last = [warnings.formatwarning(w.message, w.category, w.filename, w.lineno) for w in warned]
-    listed = "warning: left out: 2 files (a.txt, b.txt) that Pillow does not read\n"
-    workers = f"warning: {workers}\n"
-    assert told == [*[listed] * said, *[workers] * (rank == 0), f"warning: {broken}\n", ""]
+    assert told == [*[f"warning: {workers}\n"] * (rank == 0), f"warning: {broken}\n", ""]
     assert "test_console.py:" in last  # for programmers
+
+
+@pytest.mark.parametrize(
+    ("inherited", "rank", "said"), [("", 0, True), ("/run", 0, False), ("", 1, False)], ids=["parent", "child", "srun"]
+)
+def test_what_all_processes_find_is_said_by_the_first_one(inherited, rank, said, monkeypatch, tmp_path):
+    monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
+    monkeypatch.setattr(program, "SPEAKS", [True])
+    monkeypatch.setattr(program, "answer_signals", lambda: None)
+    monkeypatch.setattr(program, "quiet_libraries", lambda: None)
+    monkeypatch.setattr(program, "check_not_hidden", lambda: None)
+    if inherited:
+        monkeypatch.setenv(program.LOCKED, inherited)
+    composed("target=tiny", folder=tmp_path)
+    with warnings.catch_warnings(record=True) as warned, program.command(lambda cfg: None, None):
+        warnings.simplefilter("always")
+        with program.once():
+            warnings.warn("left out: 2 files (a.txt, b.txt) that Pillow does not read", stacklevel=1)
+        warnings.warn("left out: c.jpg, which this process alone has read", stacklevel=1)
+    assert len(warned) == 1 + said

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from test_mid_epoch import TORCH, killed, results
 
 from explainers import posthoc
-from explainers.running.trainer import fastest_precision
+from explainers.running.defaults import fastest_precision
 
 pytestmark = [
     pytest.mark.gpu,

@@ -99,14 +99,15 @@ def test_each_job_of_a_sweep_gets_its_own_overrides_and_all_flags(run, configs, 
     ]
 
 
-def test_overrides_of_hydra_reach_the_processes_except_those_of_the_sweep_and_the_folder(tmp_path, monkeypatch):
+def test_overrides_of_hydra_reach_the_processes_except_those_of_the_sweep_and_the_folder(tmp_path, monkeypatch, capsys):
     passed = ["hydra.verbose=true", "hydra/job_logging=none", "+hydra.job.env_set.TOLD=1"]
     dropped = ["hydra.sweep.dir=x", "hydra.sweeper.max_batch_size=1", "hydra/sweeper=basic", "hydra/launcher=basic"]
     commands = []
     monkeypatch.setattr(processes, "torchrun", lambda count, program: commands.append(program) or 0)
     folder = tmp_path / "it's here"
     composed("seed=5", *passed, *dropped, folder=folder)
-    assert processes.launch(OmegaConf.create({"devices": 2, "precision": "32-true"}))
+    assert processes.launch(OmegaConf.create({"devices": 2, "precision": "32-true", "accelerator": "cpu"}))
+    assert capsys.readouterr().out == "starting 2 processes, all on the CPU (trainer.devices=1 starts one)\n"
     ((_, *arguments),) = commands
     assert {*passed, "seed=5", "hydra.mode=RUN"} <= set(arguments) and not {*dropped} & set(arguments)
     assert arguments[-1] == "hydra.run.dir='" + str(folder).replace("'", r"\'") + "'"

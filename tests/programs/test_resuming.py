@@ -67,6 +67,37 @@ def test_a_run_that_trains_nothing_is_not_overwritten_by_another(tmp_path):
         start(composed(*RUN, "seed=1", folder=tmp_path))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("logger=wandb",),
+        ("~logger", "callbacks.learning_rate=null", "callbacks.progress=null"),
+        (epochs(5), "trainer.max_steps=7"),
+        ("trainer.devices=2", "data.batch_size=4", "data.num_workers=1", "trainer.accelerator=auto"),
+    ],
+    ids=str,
+)
+def test_loggers_progress_processes_and_length_are_no_part_of_what_a_run_is(changes, tmp_path):
+    (tmp_path / "metrics.json").write_text("{}")
+    for command in (RUN, (*RUN, *changes), RUN):
+        start_record(composed(*command, folder=tmp_path), tmp_path, may_differ=False)
+
+
+@pytest.mark.parametrize("shorter", ["trainer.max_epochs=1", "trainer.max_steps=2"])
+def test_a_run_cannot_end_before_the_step_that_it_resumes_from(shorter, run):
+    assert (run / "checkpoints/best.ckpt").is_file()
+    if shorter == epochs(1):
+        train(*RUN, epochs(2), "ckpt_path=last", folder=run)
+    assert f"expected {shorter[:-1]}" in error(train, *RUN, shorter.replace("steps=2", "steps=1"), folder=run)
+
+
+def test_a_training_that_ends_inside_an_epoch_is_validated_at_its_last_step(tmp_path, recwarn):
+    train(*RUN, epochs(3), "data.batch_size=4", "trainer.max_steps=6", folder=tmp_path)  # 4 steps are an epoch
+    rows = [int(row["step"]) for row in csv_rows(tmp_path / HISTORY) if row.get("val/loss")]
+    assert rows == [3, 5] and (tmp_path / "checkpoints/best.ckpt").is_file()
+    assert not [str(each.message) for each in recwarn if "monitor" in str(each.message)]
+
+
 @pytest.mark.parametrize("name", ["checkpoints/last.ckpt", "metrics.json", "versions.json", "config.yaml"])
 def test_a_damaged_file_of_the_run_is_named(run, name):
     content = (run / name).read_bytes()

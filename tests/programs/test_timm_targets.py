@@ -7,7 +7,8 @@ from commands import composed
 from omegaconf import OmegaConf
 
 from explainers.errors import InputError
-from explainers.running.targets import check_not_hidden, read_model_settings
+from explainers.running.defaults import read_model_settings
+from explainers.running.targets import check_not_hidden
 
 FOLLOW = ("image_size", "patch_size", "blocks", "direct")
 TWELVE = (list(range(12)), list(range(4, 12)))
