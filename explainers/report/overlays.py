@@ -183,9 +183,11 @@ def enlarge_shades(shades: Tensor, size: tuple[int, int], smooth: bool) -> Tenso
 
 
 def _round_box(image: Tensor, box: Box | None) -> tuple[int, int, int, int]:
-    """A box in an image (3, H, W) in whole pixels; `None` for the whole image."""
-    left, top, right, bottom = (0, 0, image.shape[2], image.shape[1]) if box is None else map(round, box)
-    return left, top, right, bottom
+    """A box in an image (3, H, W) in whole pixels, at least one in each direction; `None` for the whole image."""
+    height, width = image.shape[1:]
+    left, top, right, bottom = (0, 0, width, height) if box is None else map(round, box)
+    left, top = min(left, width - 1), min(top, height - 1)  # that of a thin photo may lie between two pixels
+    return left, top, max(right, left + 1), max(bottom, top + 1)
 
 
 def _check_drawn(image: Tensor, heatmap: Tensor, opacity: float) -> None:

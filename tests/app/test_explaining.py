@@ -174,17 +174,26 @@ def test_auto_says_why_a_shipped_explainer_does_not_do(target, anyhead, monkeypa
     assert "the shipped anyhead does not explain it (it is cut short" in capsys.readouterr().err
 
 
-def test_a_broken_file_in_a_folder_is_left_out_and_named(target, tmp_path, monkeypatch):
+def test_files_that_cannot_be_read_are_left_out_of_a_folder_and_named(target, tmp_path, monkeypatch):
     monkeypatch.setattr(choosing, "LARGEST", 2)
     for name in "abd":
         Image.fromarray(PIXELS + ord(name)).save(tmp_path / f"{name}.png")
     (tmp_path / "c.png").write_bytes(b"broken")
-    with pytest.warns(UserWarning, match=r"left out: 1 file \(c.png\) that cannot be decoded"):
-        explanations = explainers.explain(tmp_path, target, method="Chance", classes=[0, 1, 2, 3])
+    np.save(tmp_path / "e.npy", PIXELS / 255)
+    line = r"left out: 2 files \(c.png, e.npy\) that cannot be decoded, of 5 images \(.*c.png: expected an image"
+    with pytest.warns(UserWarning, match=line):
+        explanations = explainers.explain(tmp_path, target, method="Chance", classes=[0, 1, 2, 3, 4])
     assert [(each.name, each.index) for each in explanations] == [("a.png", 0), ("b.png", 1), ("d.png", 3)]
-    for name in "abd":
+    for use in (
+        lambda: explainers.evaluate(target, ["Chance"], tmp_path, levels=3),
+        lambda: explainers.compare(tmp_path, PIXELS, target, method="DirectPaths"),
+        lambda: explainers.nearest(PIXELS, tmp_path, target, method="DirectPaths"),
+    ):
+        with pytest.warns(UserWarning, match=line):
+            use()
+    for name in "abcd":
         (tmp_path / f"{name}.png").unlink()
-    with pytest.raises(InputError, match=r"^expected images, got 1 file \(c.png\) that cannot be decoded"):
+    with pytest.raises(InputError, match=r"^expected images, got 1 file \(e.npy\) .* \(expected uint8 .* give white=1"):
         explainers.explain(tmp_path, target, method="Chance")
 
 
