@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,20 +57,12 @@ class PreparedClasses:
         self.explainer = explainer
         self.target = target
         self.images = images
+        self._explain: Callable[[Tensor], Tensor] | None = None
+        self._functionals: PreparedFunctionals | None = None
 
     def scores(self) -> Tensor:
         """The scores of all classes, such as their probabilities, (B, K)."""
         return self.target.scores(self.target(self.images).float()).cpu()
-
-    @cached_property
-    def _explain(self) -> Callable[[Tensor], Tensor]:
-        if isinstance(self.explainer, PreparedExplainer):
-            return self.explainer.prepare(self.images)
-        return partial(self.explainer, self.images)
-
-    @cached_property
-    def _functionals(self) -> PreparedFunctionals:
-        return PreparedFunctionals(self.explainer, self.images)
 
     def heatmaps(self, classes: Sequence[int], against: Sequence[int] = ()) -> Tensor:
         """Explain one class in each image, on the CPU: heatmaps (B, rows, columns).
@@ -80,6 +72,7 @@ class PreparedClasses:
         linear in the score.
         """
         if against and hasattr(self.explainer, "explain"):
+            self._functionals = self._functionals or PreparedFunctionals(self.explainer, self.images)
             return self._functionals.heatmaps(partial(self._contrast, classes, against))
         heatmaps = self._explain_class(classes)
         others = [self._explain_class([other] * len(classes)) for other in against]
@@ -92,6 +85,10 @@ class PreparedClasses:
         return own - torch.stack(others).mean(0)
 
     def _explain_class(self, classes: Sequence[int]) -> Tensor:
+        if self._explain is None:
+            self._explain = partial(self.explainer, self.images)
+            if isinstance(self.explainer, PreparedExplainer):
+                self._explain = self.explainer.prepare(self.images)
         heatmaps = self._explain(torch.tensor(classes, device=self.images.device))
         if heatmaps.shape[:1] != self.images.shape[:1] or heatmaps.dim() != 3:
             name = getattr(self.explainer, "__name__", type(self.explainer).__name__)
