@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 import socket
 from importlib.util import find_spec
@@ -98,6 +99,8 @@ def test_the_routes_that_are_answered(page):
         ({"Host": ""}, 403),
         ({"Origin": "http://localhost:3000"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Origin": "http://["}, 403),
     ],
 )
 def test_pages_of_others_are_refused(page, headers, status):
@@ -154,12 +157,48 @@ def test_the_run_history_is_closed_in_an_app_of_others(target):
         assert client.get("/gradio_api/runs").status_code == 404
 
 
+def post(page, name, question, **changes):
+    component, _ = [block for block in page.blocks.values() if type(block).__name__ == "HTML"]
+    body = {"component_id": component._id, "session_hash": "a", "fn_name": name, "data": question} | changes
+    return httpx.post(
+        page.local_url + ASKED[1:], content=json.dumps(body), headers={"content-type": "application/json"}
+    )
+
+
+OF_HEATMAP = {"method": "GAE", "index": 0}
+MALFORMED = {
+    "open_image": [[], "x", None, 3, {"data": 3}, {"data": ["x"]}, {"data": None}, {"name": 3}, {"file": ""}],
+    "heatmap": [
+        *({}, {"index": 0}, {"method": "GAE"}, {"image": "x"}, OF_HEATMAP | {"self": 1}, OF_HEATMAP | {"key": ["x"]}),
+        *(OF_HEATMAP | {"method": each} for each in (["GAE"], {}, None, 3)),
+        *(OF_HEATMAP | {"index": each} for each in ([0], {}, None, 1.5, True)),
+        *(OF_HEATMAP | {"against": each} for each in (1, "class 1", [[1]], [None], {"1": 1})),
+    ],
+    "curves": [{"methods": each, "index": 0, "side": "most"} for each in ("GAE", None, [3], {"GAE": 1})],
+    "scores": [{"index": 0, "hidden": each} for each in (3, [3], [["1"]], [[0.5]], [[True]], None)],
+    "prompts": [{"texts": each} for each in ("cat", [3], None)],
+    "picture": [{"methods": ["GAE"], "index": 0, "smooth": "yes"}],
+    "alike": [{"other": ["x"]}, {"other": None}, {}],
+}
+
+
+def test_malformed_questions_are_refused_in_one_line(page):
+    key = post(page, "open_image", {}).json()["key"]
+    assert "tiles" in post(page, "heatmap", OF_HEATMAP | {"key": key}).json()
+    for name, questions in MALFORMED.items():
+        for question in questions:
+            keyed = {"key": key} | question if isinstance(question, dict) and name != "open_image" else question
+            reply = post(page, name, keyed)
+            assert reply.status_code == 400 and re.fullmatch('{"detail":"expected .*, got .*"}', reply.text), question
+    assert post(page, "heatmap", {}, component_id=10**6).text == "expected a question of this page: load it again"
+    for bad in ({"index": "\ud800"}, {"index": 10**30}, {"method": "\ud800"}, {"key": "\ud800"}):
+        assert post(page, "heatmap", {"key": key} | OF_HEATMAP | bad).json()["error"].startswith("expected ")
+
+
 def test_an_upload_is_not_written_to_the_disk(page, tmp_path_factory):
     file = io.BytesIO()
     Image.new("RGB", (40, 30), "red").save(file, "PNG")
     upload = {"name": ".png", "data": base64.b64encode(file.getvalue()).decode()}
-    component, _ = [block for block in page.blocks.values() if type(block).__name__ == "HTML"]
-    body = {"component_id": component._id, "session_hash": "a", "fn_name": "open_image", "data": upload}
-    opened = httpx.post(page.local_url + ASKED[1:], json=body).json()
+    opened = post(page, "open_image", upload).json()
     assert opened["name"] == ".png" and len(opened["classes"]) == 5
     assert not any(path.is_file() for path in tmp_path_factory.getbasetemp().joinpath("uploads").rglob("*"))
