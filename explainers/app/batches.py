@@ -10,6 +10,7 @@ from torch import Tensor
 
 from explainers import Explainer, PreparedExplainer, VectorExplainer
 from explainers.errors import InputError
+from explainers.masking import read_heatmaps
 from explainers.models import TargetModel
 from explainers.models.inputs import check_explains_functionals
 from explainers.posthoc.white_box import class_functionals
@@ -89,9 +90,9 @@ class PreparedClasses:
             self._explain = partial(self.explainer, self.images)
             if isinstance(self.explainer, PreparedExplainer):
                 self._explain = self.explainer.prepare(self.images)
-        heatmaps = self._explain(torch.tensor(classes, device=self.images.device))
+        name = getattr(self.explainer, "__name__", type(self.explainer).__name__)
+        heatmaps = read_heatmaps(self._explain(torch.tensor(classes, device=self.images.device)), name)
         if heatmaps.shape[:1] != self.images.shape[:1] or heatmaps.dim() != 3:
-            name = getattr(self.explainer, "__name__", type(self.explainer).__name__)
             raise InputError(
                 f"expected heatmaps (B, rows, columns) of {len(self.images)} images from {name}, got"
                 f" {list(heatmaps.shape)}"

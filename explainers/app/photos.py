@@ -84,13 +84,26 @@ def _list_entry(image: Any, number: int) -> list[Photo]:
         name = printable(Path(getattr(image, "filename", "") or f"image {number}").name)
         return [Photo(name, partial(_convert, image, name))]
     if isinstance(image, Tensor):
-        image = image.detach().to("cpu", torch.float32 if image.is_floating_point() else image.dtype).numpy()
+        image = _read_tensor(image)
     if not isinstance(image, np.ndarray):
         kinds = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
         raise InputError(f"expected {kinds}, got {type(image).__name__}")
+    if not 2 <= image.ndim <= 4:
+        raise InputError(f"expected pixels (H, W), (H, W, C) or (C, H, W), or a batch of them, got {list(image.shape)}")
     names = [f"image {number + i}" for i in range(len(image) if image.ndim == 4 else 1)]
     pixels = image if image.ndim == 4 else image[None]
     return [Photo(name, partial(_convert, each, name)) for name, each in zip(names, pixels, strict=True)]
+
+
+def _read_tensor(pixels: Tensor) -> np.ndarray:
+    """The values of a tensor; an InputError for one that has none, is sparse, quantised or nested."""
+    try:
+        plain = pixels.detach().to("cpu", torch.float32 if pixels.is_floating_point() else pixels.dtype)
+        array: np.ndarray = plain.resolve_conj().resolve_neg().numpy()
+    except (RuntimeError, TypeError) as error:  # also NotImplementedError
+        kind = f"{pixels.dtype} on {pixels.device}, {pixels.layout}"
+        raise InputError(f"expected an image as a dense tensor of numbers, got {kind}: convert it") from error
+    return array
 
 
 def _list_path(given: str | Path) -> list[Photo]:
@@ -128,10 +141,12 @@ def _convert(image: Image.Image | np.ndarray, name: str, form: PixelFormat) -> I
         return form.convert(image, name)
     try:
         copy = image.copy()
+        turn_upright(copy)
+        return form.convert(copy, name)
+    except InputError:
+        raise
     except (OSError, ValueError, SyntaxError) as error:  # it is decoded at its first use
         raise CorruptImage(f"expected an image, got {name}, which cannot be decoded ({error})") from error
-    turn_upright(copy)
-    return form.convert(copy, name)
 
 
 def decode_seen(

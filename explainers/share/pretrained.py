@@ -222,7 +222,7 @@ def download_repository(source: str, revision: str | None) -> Path:
         raise InputError(f"expected a repository of the Hugging Face Hub as hf://user/name, got {source}")
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=[*WEIGHTS, *RECORD]))
-    except OSError as error:  # no repository, no network, no permission
+    except (OSError, ValueError) as error:  # no repository, no network, no permission, no such name
         reason = str(error).strip().partition("\n")[0]
         raise InputError(f"expected a repository of the Hub, got {source}, of which it says: {reason}") from error
 

@@ -1,7 +1,10 @@
 """One call explains any image with any model, and says what it took."""
 
 import gc
+import math
+import pickle
 import warnings
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -107,6 +110,25 @@ def test_another_class_is_explained_as_if_it_had_been_asked_for(target, anyhead,
     passes.clear()
     torch.testing.assert_close(alone.of("class 3").heatmap, asked[0].heatmap)
     assert isinstance(explainer, PreparedExplainer) is (not passes)  # all classes need one pass
+
+
+@pytest.mark.parametrize("resize", ["center", "border", "squash"])
+@pytest.mark.parametrize("size", [(50, 30), (30, 90), (2, 60)])
+def test_heatmaps_at_the_pixels_of_the_photo(target, resize, size):
+    session = Session(target, "Chance")
+    session.transform = replace(session.transform, resize=resize)
+    (found,) = session.explain(Image.new("RGB", size))
+    left, top, right, bottom = found.box
+    at_pixels = found.at_pixels()
+    assert at_pixels.shape == size[::-1] and at_pixels.dtype == torch.float32
+    for y in range(size[1]):
+        for x in range(size[0]):
+            row, column = (y + 0.5 - top) / (bottom - top) * 4, (x + 0.5 - left) / (right - left) * 4
+            inside = 0 <= row < 4 and 0 <= column < 4
+            expected = found.heatmap[int(row), int(column)].item() if inside else math.nan
+            assert at_pixels[y, x].item() == pytest.approx(expected, nan_ok=True)
+    restored = pickle.loads(pickle.dumps(found)).at_pixels()
+    assert torch.equal(restored, found.heatmap.repeat_interleave(8, 0).repeat_interleave(8, 1))
 
 
 def test_explanations_of_a_folder_keep_one_image_each_and_nothing_of_their_batch(target, anyhead, tmp_path):

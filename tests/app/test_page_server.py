@@ -4,12 +4,18 @@ import base64
 import io
 import json
 import re
+import signal
 import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
+import timm
 from conftest import timm_model
 from PIL import Image
+from safetensors.torch import save_file
 
 from explainers.app.page import build_page, serve
 from explainers.app.page.guard import LARGEST_BODY, MOST_BODIES, Guard
@@ -159,10 +165,13 @@ def test_the_run_history_is_closed_in_an_app_of_others(target):
 
 def post(page, name, question, **changes):
     component, _ = [block for block in page.blocks.values() if type(block).__name__ == "HTML"]
-    body = {"component_id": component._id, "session_hash": "a", "fn_name": name, "data": question} | changes
-    return httpx.post(
-        page.local_url + ASKED[1:], content=json.dumps(body), headers={"content-type": "application/json"}
-    )
+    return ask(page.local_url, name, question, **{"component_id": component._id} | changes)
+
+
+def ask(url, name, question, **of):
+    body = {"session_hash": "a", "fn_name": name, "data": question} | of
+    headers = {"content-type": "application/json"}
+    return httpx.post(url + ASKED[1:], content=json.dumps(body), headers=headers, timeout=300)
 
 
 OF_HEATMAP = {"method": "GAE", "index": 0}
@@ -202,3 +211,25 @@ def test_an_upload_is_not_written_to_the_disk(page, tmp_path_factory):
     opened = post(page, "open_image", upload).json()
     assert opened["name"] == ".png" and len(opened["classes"]) == 5
     assert not any(path.is_file() for path in tmp_path_factory.getbasetemp().joinpath("uploads").rglob("*"))
+
+
+def test_a_signal_ends_the_server_while_a_method_computes(tmp_path):
+    save_file(timm.create_model("test_vit").state_dict(), tmp_path / "vit.safetensors")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    words = f"serve --model test_vit --weights {tmp_path}/vit.safetensors --method RISE(masks=20000) --port {port}"
+    command = [sys.executable, "-m", "explainers", *words.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        line = next(line for line in server.stdout if line.startswith("The page is at "))
+        url = line.split()[4]
+        opened = next(
+            reply for number in range(9) if (reply := ask(url, "open_image", {}, component_id=number)).is_success
+        )
+        question = {"key": opened.json()["key"], "index": 1}
+        of_page = {"component_id": json.loads(opened.request.content)["component_id"]}
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(ask, url, "heatmap", question | {"method": "RISE(masks=20000)"}, **of_page)
+            ask(url, "scores", question | {"hidden": [[1]]}, **of_page)
+            server.send_signal(signal.SIGTERM)
+            assert (server.wait(), server.stdout.read(), slow.result().json()) == (0, "", {})
