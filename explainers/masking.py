@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -113,6 +114,24 @@ def on_grid(feature_map: Tensor, shape: tuple[int, int]) -> Tensor:
     return (
         F.interpolate(feature_map.float().mT.unflatten(-1, own), shape, mode="bilinear", antialias=True).flatten(2).mT
     )
+
+
+def read_heatmaps(heatmaps: Any, name: str) -> Tensor:
+    """Heatmaps as people hold them, a tensor, an array, or a list of either, as a tensor of float32 or float64.
+
+    >>> read_heatmaps([np.eye(2), [[1, 2], [3, 4]]], "mine").shape
+    torch.Size([2, 2, 2])
+    """
+    try:
+        if not isinstance(heatmaps, Tensor):
+            rows = [each.detach().cpu() if isinstance(each, Tensor) else each for each in heatmaps]
+            heatmaps = torch.as_tensor(np.stack([np.asarray(each) for each in rows]))
+    except (TypeError, ValueError) as error:
+        got = type(heatmaps).__name__
+        raise InputError(
+            f"expected heatmaps of one size from {name}, a tensor, an array or a list, got {got}"
+        ) from error
+    return heatmaps.detach() if heatmaps.dtype in (torch.float32, torch.float64) else heatmaps.detach().float()
 
 
 def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from explainers import Explainer, PreparedExplainer, VectorExplainer
 from explainers.errors import InputError
+from explainers.masking import read_heatmaps
 from explainers.models import TargetModel
 from explainers.models.inputs import check_explains_functionals
 from explainers.posthoc.white_box import class_functionals
@@ -57,20 +58,12 @@ class PreparedClasses:
         self.explainer = explainer
         self.target = target
         self.images = images
+        self._explain: Callable[[Tensor], Tensor] | None = None
+        self._functionals: PreparedFunctionals | None = None
 
     def scores(self) -> Tensor:
         """The scores of all classes, such as their probabilities, (B, K)."""
         return self.target.scores(self.target(self.images).float()).cpu()
-
-    @cached_property
-    def _explain(self) -> Callable[[Tensor], Tensor]:
-        if isinstance(self.explainer, PreparedExplainer):
-            return self.explainer.prepare(self.images)
-        return partial(self.explainer, self.images)
-
-    @cached_property
-    def _functionals(self) -> PreparedFunctionals:
-        return PreparedFunctionals(self.explainer, self.images)
 
     def heatmaps(self, classes: Sequence[int], against: Sequence[int] = ()) -> Tensor:
         """Explain one class in each image, on the CPU: heatmaps (B, rows, columns).
@@ -80,6 +73,7 @@ class PreparedClasses:
         linear in the score.
         """
         if against and hasattr(self.explainer, "explain"):
+            self._functionals = self._functionals or PreparedFunctionals(self.explainer, self.images)
             return self._functionals.heatmaps(partial(self._contrast, classes, against))
         heatmaps = self._explain_class(classes)
         others = [self._explain_class([other] * len(classes)) for other in against]
@@ -92,9 +86,13 @@ class PreparedClasses:
         return own - torch.stack(others).mean(0)
 
     def _explain_class(self, classes: Sequence[int]) -> Tensor:
-        heatmaps = self._explain(torch.tensor(classes, device=self.images.device))
+        if self._explain is None:
+            self._explain = partial(self.explainer, self.images)
+            if isinstance(self.explainer, PreparedExplainer):
+                self._explain = self.explainer.prepare(self.images)
+        name = getattr(self.explainer, "__name__", type(self.explainer).__name__)
+        heatmaps = read_heatmaps(self._explain(torch.tensor(classes, device=self.images.device)), name)
         if heatmaps.shape[:1] != self.images.shape[:1] or heatmaps.dim() != 3:
-            name = getattr(self.explainer, "__name__", type(self.explainer).__name__)
             raise InputError(
                 f"expected heatmaps (B, rows, columns) of {len(self.images)} images from {name}, got"
                 f" {list(heatmaps.shape)}"

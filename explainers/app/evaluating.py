@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,12 +17,15 @@ from explainers.app.session import Classes, Session
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.evaluation.result import COST_COLUMNS, CURVES, EvaluationResult
-from explainers.masking import PatchGrid, Removal
+from explainers.masking import PatchGrid, Removal, read_heatmaps
 from explainers.metrics.curves import Curve
 from explainers.metrics.perturbation import curve_columns
 from explainers.models.names import find_image_classes
 from explainers.posthoc import build
 from explainers.posthoc.defaults import COMPARED_METHODS
+
+Heatmaps = Tensor | np.ndarray | Sequence[Tensor] | Sequence[np.ndarray]
+"""One heatmap of each image."""
 
 BATCH = 8
 """Largest number of images that are measured at once, unless another one is asked for."""
@@ -32,7 +37,7 @@ LEVELS = 21
 @checks_choices
 def evaluate(
     model: str | nn.Module,
-    explainers: Mapping[str, Method] | Sequence[Method] | None,
+    explainers: Mapping[str, Method | Heatmaps] | Sequence[Method] | None,
     images: Images,
     *,
     classes: Classes = None,
@@ -53,7 +58,9 @@ def evaluate(
     Args:
         explainers: name → explainer, or a list of explainers: any function of images (B, C, H, W) and classes
             (B,) that returns heatmaps (B, rows, columns), a name of a method, or what `explain` takes else. `None`
-            takes the default methods that explain the model.
+            takes the default methods that explain the model. In place of a named explainer, heatmaps that another tool
+            has computed: an array or a list, one for each image, in their order. Heatmaps at the pixels that the model
+            sees, (H, W), are averaged over each patch.
         classes: the class whose probability is measured, by name or index, or one for each image; `None` for the
             predicted ones.
         curves: names of what is measured, see `explainers.metrics.CURVES`.
@@ -100,10 +107,17 @@ def measure_photos(
     chosen = find_image_classes(classes, session.names, len(photos))
     passes = sum(map(estimate_passes, explainers.values())) + len(explainers) * 2 * (settings.levels - 2)
     names: list[str] = []
+    saved = {name: each for name, each in explainers.items() if isinstance(each, SavedHeatmaps)}
+    for name, each in saved.items():
+        if len(each.heatmaps) != len(photos):
+            count = f"got {len(each.heatmaps)} for {len(photos)} images"
+            raise InputError(f"explainers= {name}: expected one heatmap of each image, in their order, {count}")
 
     def batches() -> Iterator[dict[str, Tensor]]:
         for batch, pixels, places in session.batches(photos, "measuring", batch_size, passes):
             labels = [chosen[place] for place in places]
+            for each in saved.values():
+                each.places = places
             yield {"image": pixels} | ({} if None in labels else {"label": torch.tensor(labels)})
             names.extend(photo.name for photo in batch)  # once they are measured
 
@@ -116,6 +130,20 @@ def measure_photos(
     return EvaluationResult(numbers, scores.rows, names, columns, asdict(session.transform))
 
 
+class SavedHeatmaps:
+    """Explains by heatmaps that were computed before, one of each image; it takes no pass."""
+
+    timed, forward_passes = False, 0
+    places: Sequence[int] = ()
+    """Numbers of the images that are explained next."""
+
+    def __init__(self, heatmaps: Any, name: str) -> None:
+        self.heatmaps = read_heatmaps(heatmaps, f"explainers= {name}")
+
+    def __call__(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        return self.heatmaps[list(self.places)]
+
+
 def add_default_methods(session: Session) -> list[Session]:
     """A session, and those with the same model and one of the `COMPARED_METHODS` that explain it."""
     sessions = [session]
@@ -125,10 +153,16 @@ def add_default_methods(session: Session) -> list[Session]:
     return sessions
 
 
-def _build_explainers(session: Session, explainers: Mapping[str, Method] | Sequence[Method]) -> dict[str, Explainer]:
+def _build_explainers(
+    session: Session, explainers: Mapping[str, Method | Heatmaps] | Sequence[Method]
+) -> dict[str, Explainer]:
     """Name → explainer; those of a list are named after their methods."""
     if isinstance(explainers, Mapping):
-        return {name: choose(session.target, method)[0] for name, method in explainers.items()}
+        arrays = (Tensor, np.ndarray, list, tuple)
+        return {
+            name: SavedHeatmaps(each, name) if isinstance(each, arrays) else choose(session.target, each)[0]
+            for name, each in explainers.items()
+        }
     if isinstance(explainers, str) or not isinstance(explainers, Sequence):
         raise InputError('explainers= needs a list or a dictionary, such as ["GAE", "RISE"] or {"mine": function}')
     built: dict[str, Explainer] = {}

@@ -27,7 +27,7 @@ from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.images.bands import ARRAYS
-from explainers.images.listing import endings, list_images
+from explainers.images.listing import endings, list_images, several
 from explainers.masking import read_size
 from explainers.runtime.progress import show_passes
 from explainers.saved.files import printable
@@ -41,7 +41,7 @@ def explain(options: Namespace) -> int:
     """Explain images, write a picture of each, and print a line for each.
 
     Returns:
-        1 if an image could not be explained, else 0.
+        1 if an image that was named, or every image, could not be explained, else 0.
     """
     wanted = options.texts or options.classes or [options.similar_to and f"like {Path(options.similar_to).stem}"]
     names = find_images(options.images, len(wanted) * len(name_methods(options)), options.output)
@@ -52,27 +52,33 @@ def explain(options: Namespace) -> int:
     draw = make_comparer(sessions[0], options) if options.similar_to else make_explainer(sessions, options)
     alone = options.batch_size is None and any(estimate_passes(each.explainer) > CHEAP for each in sessions)
     size = 1 if alone else min(each.batch_size for each in sessions)
-    failed: dict[str, str] = {}
+    failed: dict[Path, str] = {}
     written: list[dict[str, Any]] = []
     try:
         for start in range(0, len(images), size):
             for image, drawn in draw_images(images[start : start + size], draw):
                 name = names[image].as_posix()
-                if isinstance(drawn, InputError):
-                    failed[name] = str(drawn).removeprefix(f"{image}: ")
-                    print_error(f"{name}: {failed[name]}")
-                    continue
-                for file, each in zip(pictures[image], drawn, strict=True):
-                    written.append(write_files(each, name, file, options))
+                try:
+                    if isinstance(drawn, InputError):
+                        raise drawn
+                    for file, each in zip(pictures[image], drawn, strict=True):  # which decodes the photo again
+                        written.append(write_files(each, name, file, options))
+                except InputError as error:
+                    failed[image] = str(error).removeprefix(f"{image}: ")
+                    print_error(f"{name}: {failed[image]}")
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"after {len(written)} of {sum(map(len, pictures.values()))} pictures")
         raise
     if options.json or options.npy:
         single = is_picture_file(options.output)
-        write_manifest(options.output.parent if single else options.output, sessions, written, failed)
+        reasons = {names[image].as_posix(): reason for image, reason in failed.items()}
+        write_manifest(options.output.parent if single else options.output, sessions, written, reasons)
     if written and not options.json:
         print(f"Next: click through all classes, and hide patches by hand: {command_to_serve(options)}")
-    return 1 if failed else 0
+    if failed and len(images) > 1:
+        print_error(f"left out: {several([*failed])}, of {len(images)} images")
+    named = {real_path(Path(os.path.expanduser(each))) for each in options.images}
+    return 1 if len(failed) == len(images) or named & failed.keys() else 0
 
 
 def write_files(drawn: Drawn, name: str, file: Path, options: Namespace) -> dict[str, Any]:

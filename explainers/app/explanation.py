@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.images.transform import Box
@@ -145,6 +146,23 @@ class Explanation:
         against = self._others[0] if len(self.against) == 1 else ""
         words = self.title, self.explained.name, self.method
         return draw_annotated(photo, heatmap, *words, box, size, smooth, self.signed, against)
+
+    def at_pixels(self) -> Tensor:
+        """The heatmap at the photo's own pixels, (H, W): each has the value of its patch.
+
+        It is NaN where the model does not see the photo; matplotlib leaves that blank. An explanation from a file has
+        no photo, and gives the pixels of `image`.
+        """
+        photo, heatmap, box = self._drawn
+        left, top, right, bottom = box or (0, 0, *photo.size)
+
+        def find_patches(pixels: int, start: float, end: float, count: int) -> Tensor:
+            places = (torch.arange(pixels, dtype=torch.double) + 0.5 - start) / (end - start) * count
+            return places.floor().clamp(-1, count).long() + 1
+
+        framed = F.pad(heatmap.float(), (1, 1, 1, 1), value=torch.nan)  # what lies outside
+        rows = find_patches(photo.height, top, bottom, heatmap.shape[0])
+        return framed[rows][:, find_patches(photo.width, left, right, heatmap.shape[1])]
 
     @property
     def _drawn(self) -> tuple[Image.Image, Tensor, Box | None]:

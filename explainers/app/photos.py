@@ -84,13 +84,26 @@ def _list_entry(image: Any, number: int) -> list[Photo]:
         name = printable(Path(getattr(image, "filename", "") or f"image {number}").name)
         return [Photo(name, partial(_convert, image, name))]
     if isinstance(image, Tensor):
-        image = image.detach().to("cpu", torch.float32 if image.is_floating_point() else image.dtype).numpy()
+        image = _read_tensor(image)
     if not isinstance(image, np.ndarray):
         kinds = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
         raise InputError(f"expected {kinds}, got {type(image).__name__}")
+    if not 2 <= image.ndim <= 4:
+        raise InputError(f"expected pixels (H, W), (H, W, C) or (C, H, W), or a batch of them, got {list(image.shape)}")
     names = [f"image {number + i}" for i in range(len(image) if image.ndim == 4 else 1)]
     pixels = image if image.ndim == 4 else image[None]
     return [Photo(name, partial(_convert, each, name)) for name, each in zip(names, pixels, strict=True)]
+
+
+def _read_tensor(pixels: Tensor) -> np.ndarray:
+    """The values of a tensor; an InputError for one that has none, is sparse, quantised or nested."""
+    try:
+        plain = pixels.detach().to("cpu", torch.float32 if pixels.is_floating_point() else pixels.dtype)
+        array: np.ndarray = plain.resolve_conj().resolve_neg().numpy()
+    except (RuntimeError, TypeError) as error:  # also NotImplementedError
+        kind = f"{pixels.dtype} on {pixels.device}, {pixels.layout}"
+        raise InputError(f"expected an image as a dense tensor of numbers, got {kind}: convert it") from error
+    return array
 
 
 def _list_path(given: str | Path) -> list[Photo]:
@@ -128,23 +141,32 @@ def _convert(image: Image.Image | np.ndarray, name: str, form: PixelFormat) -> I
         return form.convert(image, name)
     try:
         copy = image.copy()
+        turn_upright(copy)
+        return form.convert(copy, name)
+    except InputError:
+        raise
     except (OSError, ValueError, SyntaxError) as error:  # it is decoded at its first use
         raise CorruptImage(f"expected an image, got {name}, which cannot be decoded ({error})") from error
-    turn_upright(copy)
-    return form.convert(copy, name)
 
 
-def decode_seen(photo: Photo, transform: ImageTransform, form: PixelFormat) -> tuple[Tensor, Box] | None:
+def decode_seen(
+    photo: Photo, transform: ImageTransform, form: PixelFormat, broken: list[tuple[Path, InputError]] | None = None
+) -> tuple[Tensor, Box] | None:
     """Decode what a model sees of a photo, uint8 or uint16 (C, H, W), and where in the photo it is.
 
-    For a broken file, it returns `None` if it was found in a folder, and raises a CorruptImage if it was named.
+    For a file that cannot be read or decoded, it returns `None` if it was found in a folder, and adds its name and the
+    error to `broken`; it raises the error if it was named.
     """
     try:
         image = photo.decode(form)
-    except CorruptImage as error:
+    except InputError as error:
         if photo.in_folder:
+            if broken is not None:
+                broken.append((Path(photo.name), error))
             return None
-        raise CorruptImage(f"{error}: give another file") from error
+        if isinstance(error, CorruptImage):
+            raise CorruptImage(f"{error}: give another file") from error
+        raise
     return see_pixels(image, transform)
 
 
@@ -156,10 +178,14 @@ def decode_photos(photos: Sequence[Photo], transform: ImageTransform, form: Pixe
 
 
 def decode_part(
-    photos: Sequence[Photo], part: range, transform: ImageTransform, form: PixelFormat
+    photos: Sequence[Photo],
+    part: range,
+    transform: ImageTransform,
+    form: PixelFormat,
+    broken: list[tuple[Path, InputError]] | None = None,
 ) -> tuple[list[Photo], list[Tensor], list[int]]:
-    """Decode what a model sees of some photos: those that are not broken, pixels (C, H, W), and their numbers."""
-    seen = {number: decode_seen(photos[number], transform, form) for number in part}
+    """Decode what a model sees of some photos: those that are not `broken`, pixels (C, H, W), and their numbers."""
+    seen = {number: decode_seen(photos[number], transform, form, broken) for number in part}
     kept = {number: found for number, found in seen.items() if found is not None}
     placed = [replace(photos[number], box=box) for number, (_, box) in kept.items()]
     return placed, [pixels for pixels, _ in kept.values()], [*kept]
@@ -178,20 +204,19 @@ def decode_batches(
     Broken files of folders are left out with a warning. A progress bar, labelled `doing`, appears after two seconds; it
     also counts the `passes` that the caller makes for each photo.
     """
-    broken: list[Photo] = []
+    broken: list[tuple[Path, InputError]] = []
     with (
         progress(doing, len(photos), "image", 0.0, shown=not is_watched(), delay=2) as bar,
         watching(lambda made: bar.update(min(made / passes, len(photos) - bar.n))),
     ):
         for start in range(0, len(photos), batch):
             part = range(start, min(start + batch, len(photos)))
-            placed, pixels, numbers = decode_part(photos, part, transform, form)
-            broken += [photos[number] for number in part if number not in numbers]
+            placed, pixels, numbers = decode_part(photos, part, transform, form, broken)
             if numbers:
                 yield placed, torch.stack(pixels), numbers
             bar.update(part.stop - bar.n)
     if broken:
-        files = f"{several([Path(photo.name) for photo in broken])} that cannot be decoded"
+        files, (_, reason) = f"{several([name for name, _ in broken])} that cannot be decoded", broken[0]
         if len(broken) == len(photos):
-            raise InputError(f"expected images, got {files}: give another folder")
-        warnings.warn(f"left out: {files}", stacklevel=2)
+            raise InputError(f"expected images, got {files}: give another folder ({reason})")
+        warnings.warn(f"left out: {files}, of {len(photos)} images ({reason})", stacklevel=2)

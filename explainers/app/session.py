@@ -1,10 +1,8 @@
 """Explaining images: `explainers.explain` for one call, and `Session` for many with one model."""
 
 import copy
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -27,6 +25,7 @@ from explainers.models.names import class_index, class_names, find_image_classes
 from explainers.models.outputs import TargetFunction
 from explainers.models.scores import Score
 from explainers.posthoc.defaults import Purpose
+from explainers.runtime.locks import ModelLock
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.text import TextHead
 from explainers.text.encoders import validate_texts
@@ -144,7 +143,7 @@ class Session:
         explainer: a function of images (B, C, H, W) and classes (B,) → heatmaps (B, rows, columns).
         method: label of the explainer.
         names: readable names of the classes; empty if texts or likeness are explained of a model without classes.
-        lock: a re-entrant lock, held while the model computes, because methods change it for the time of a call.
+        lock: held while the model computes, because methods change it for the time of a call; forks wait for it.
     """
 
     @keep_random_state()
@@ -167,7 +166,7 @@ class Session:
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
-        self.lock = threading.RLock()
+        self.lock = ModelLock()
         self.target = prepare_model(model, weights, device, image_size, score, target)
         if text_head is None and purpose != "classes":
             text_head = own_text_head(model, self.target)
@@ -176,6 +175,7 @@ class Session:
             purpose = "texts" if without or text_head is not None else "classes"
         self.names = [] if without and purpose != "classes" else class_names(self.target)
         self.explainer, self.method = choose(self.target, method, purpose)
+        self._with_vectors: tuple[Explainer, str] | None = None
         self._batch_size = batch_size
         self._text_head = None if text_head is None else find_text_head(self.target, text_head)
         self.transform = self.target.transform
@@ -191,11 +191,13 @@ class Session:
         """Whether the model has a text head, which may have to be loaded."""
         return self._text_head is not None or is_image_tower(self.target)
 
-    @cached_property
+    @property
     def text_head(self) -> TextHead:
         """The text head of the model; an InputError if it has none."""
-        with self.computing():
-            return self._text_head or find_text_head(self.target)
+        if self._text_head is None:
+            with self.computing():
+                self._text_head = self._text_head or find_text_head(self.target)
+        return self._text_head
 
     def quantity(self, of_texts: bool) -> str:
         """What scores are: `probability`, or `value`, as of a regression; of texts `similarity`, or `score`."""
@@ -203,13 +205,14 @@ class Session:
             return "similarity" if self.text_head.normalise else "score"
         return "value" if self.target.score == "value" else "probability"
 
-    @cached_property
+    @property
     def with_vectors(self) -> tuple[Explainer, str]:
         """The explainer if it has vectors of patches, otherwise one that has, to compare images; and its label."""
         if isinstance(self.explainer, VectorExplainer):
             return self.explainer, self.method
         with self.computing():
-            return choose(self.target, purpose="likeness")
+            self._with_vectors = self._with_vectors or choose(self.target, purpose="likeness")
+        return self._with_vectors
 
     def with_method(self, method: Method, purpose: Purpose) -> "Session":
         """A session with the same model and another explainer."""
@@ -222,12 +225,6 @@ class Session:
         """Hold the lock; what is computed inside has no graph."""
         with self.lock, ordinary_tensors():
             yield
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, lock=threading.RLock())
 
     def class_index(self, wanted: int | str) -> int:
         """Find a class by its name or index; an InputError names similar ones."""

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_type_hints
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from explainers import Details, Explainer, SelfExplainer
 from explainers.errors import InputError, check_choices, check_positive, check_range
-from explainers.evaluation.passes import explain, find_modules, forward_passes
+from explainers.evaluation.passes import explain, find_modules, fit_heatmaps, forward_passes
 from explainers.evaluation.sweep import PROBES, Order, Probe, Probes, Sweep, rank_patches
 from explainers.masking import PatchGrid, Removal, level_sizes
 from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metrics
@@ -232,14 +232,15 @@ class Measurement(nn.Module):
         """The explanation of one explainer; if it is measured, the metrics of its cost and numbers are updated."""
         explainer = self.explainers[name]
         explanation, passes, seconds, memory = explain(explainer, self.target, images, classes)
-        check_heatmaps(name, explanation.heatmaps, images, self.settings.grid)
+        heatmaps = fit_heatmaps(explanation.heatmaps, images, self.settings.grid, name)
+        check_heatmaps(name, heatmaps, images, self.settings.grid)
         if name in self.names:
             metrics = dict(self._metrics())[name]
             metrics["numbers"].add(explanation.numbers)
             metrics["forward_passes"].update(len(images), passes)
             if timed and getattr(explainer, "timed", True):
                 metrics["cost"].update(len(images), seconds, memory)
-        return explanation
+        return replace(explanation, heatmaps=heatmaps)
 
     def _update(self, name: str, metrics: Any, batch: Mapping[str, Tensor], explained: Mapping[str, Details]) -> None:
         """Update the metrics of one explainer that need no masked images."""
@@ -291,7 +292,7 @@ def check_heatmaps(explainer: str, heatmaps: Tensor, images: Tensor, grid: Patch
     if heatmaps.shape != expected:
         raise InputError(
             f"expected heatmaps of shape {list(expected)} from {explainer}, got {list(heatmaps.shape)}: give it the"
-            " grid of the evaluation"
+            f" grid of the evaluation, or heatmaps at its pixels, {[len(images), *grid.size]}"
         )
     if not heatmaps.isfinite().all():
         raise InputError(

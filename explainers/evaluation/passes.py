@@ -1,16 +1,20 @@
 """What an explanation costs: forward passes of the target, announced and counted, seconds, and memory of the GPU."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from explainers import DetailedExplainer, Details, Explainer
+from explainers.masking import PatchGrid, read_heatmaps
 from explainers.models import TargetModel
 
 ENTRANCES = "forward_features", "forward_intermediates"
@@ -53,6 +57,25 @@ def explain(
     seconds = now(images.device) - start
     memory = torch.cuda.max_memory_allocated(images.device) / 1e9 if on_gpu else 0.0
     return explanation, passes_taken(explainer, count, len(images)), seconds, memory
+
+
+def fit_heatmaps(heatmaps: Any, images: Tensor, grid: PatchGrid, name: str) -> Tensor:
+    """What an explainer returns, see `read_heatmaps`, on the device of the images: (B, rows, columns).
+
+    Heatmaps at pixels, (B, H, W) or (B, 1, H, W), are averaged over each patch, which a warning says once.
+    """
+    found = read_heatmaps(heatmaps, name).to(images.device)
+    if found.dim() == 4 and found.shape[1] == 1:
+        found = found[:, 0]
+    if found.dim() == 3 and found.shape[1:] == grid.size != grid.shape:
+        _say_averaged(name, grid.shape)
+        found = F.adaptive_avg_pool2d(found, grid.shape)
+    return found
+
+
+@cache
+def _say_averaged(name: str, shape: tuple[int, int]) -> None:
+    warnings.warn(f"{name}: heatmaps at pixels are averaged over {shape[0]} × {shape[1]} patches", stacklevel=2)
 
 
 def now(device: torch.device) -> float:

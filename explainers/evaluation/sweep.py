@@ -8,6 +8,7 @@ from torch import Tensor
 
 from explainers import Details, Explainer
 from explainers.errors import InputError, check_positive, check_range, checks_choices
+from explainers.evaluation.passes import fit_heatmaps
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.confidence import (
     ARCC,
@@ -201,19 +202,23 @@ class Probes:
         Explainers that read a cache are left out of `max_sensitivity`, `randomisation` and `arcc`: the cache holds
         neither noisy or faded images nor heatmaps of random weights.
         """
+
+        def again(images: Tensor, classes: Tensor) -> Tensor:
+            return fit_heatmaps(explainer(images, classes), images, self.sweep.patches, "an explainer")
+
         scores = heatmaps.flatten(1)
         cached = not getattr(explainer, "timed", True)
         if "saco" in self.names:
             keep = salience_groups(scores, given["index"], GROUPS)
             metrics["saco"].update(self._drops(given, keep), group_saliences(scores, keep))
         if "max_sensitivity" in self.names and not cached:
-            changes = max_sensitivity(explainer, given["image"], given["classes"], given["index"], heatmaps, DRAWS)
+            changes = max_sensitivity(again, given["image"], given["classes"], given["index"], heatmaps, DRAWS)
             metrics["max_sensitivity"].update(changes)
         if "randomisation" in self.names and not cached:
             with replace_weights(self.sweep.target, self.weights):
-                metrics["randomisation"].update(heatmaps, explainer(given["image"], given["classes"]))
+                metrics["randomisation"].update(heatmaps, again(given["image"], given["classes"]))
         if self.fades or self.imputes:
-            self._update_confidence(metrics, None if cached else explainer, heatmaps, given)
+            self._update_confidence(metrics, None if cached else again, heatmaps, given)
 
     @torch.no_grad()
     def _update_confidence(

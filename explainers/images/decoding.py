@@ -61,7 +61,7 @@ def convert_to_rgb(image: Image.Image, white: White = None) -> Image.Image:
                 " black; if they have 8 or 12 bits, convert it to 8 bits, or explain it with white=4095"
             )
         image = Image.fromarray((pixels >> 8).astype(np.uint8))
-    image = _convert_to_srgb(image)
+    image = _convert_to_srgb(image.convert(image.mode.upper()) if image.mode in ("La", "RGBa") else image)
     if not image.has_transparency_data:
         return image.convert("RGB")
     opaque = Image.new("RGBA", image.size, "white")

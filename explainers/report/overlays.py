@@ -12,6 +12,7 @@ from torch import Tensor
 
 from explainers.errors import InputError, check_range
 from explainers.images.transform import Box
+from explainers.masking import read_heatmaps
 from explainers.saved.files import printable
 
 STOPS = (40, 60, 255), (40, 120, 255), (60, 180, 255), (230, 40, 20), (255, 120, 0), (255, 220, 0)
@@ -120,8 +121,8 @@ def ends(signed: bool, explained: str = "the class", against: str = "") -> tuple
 
 
 def overlay(
-    image: Tensor,
-    heatmap: Tensor,
+    image: Tensor | np.ndarray | Image.Image,
+    heatmap: Tensor | np.ndarray,
     opacity: float = OPACITY,
     smooth: bool = True,
     signed: bool | None = None,
@@ -133,7 +134,7 @@ def overlay(
     unsigned one has no colour at its lowest values. A constant one has no colours. See `fade` for the image below.
 
     Args:
-        image: uint8, (3, H, W).
+        image: uint8, (3, H, W) or (H, W, 3), or a PIL image.
         heatmap: (rows, columns); higher is more important.
         opacity: opacity of the strongest colours, from 0 to 1.
         smooth: interpolate bicubically between the centres of patches; otherwise patches have sharp edges.
@@ -151,6 +152,7 @@ def overlay(
     >>> overlay(image, torch.tensor([[0.0, 0.0], [0.0, 1.0]]), opacity=1, smooth=False, signed=True)[:, 1].tolist()
     [[100, 255], [100, 220], [100, 0]]
     """
+    image, heatmap = _read_image(image), read_heatmaps(heatmap, "heatmap=")
     _check_drawn(image, heatmap, opacity)
     left, top, right, bottom = _round_box(image, box)
     shades = enlarge_shades(colour_scale(heatmap, signed).shades(heatmap), (bottom - top, right - left), smooth)
@@ -183,9 +185,20 @@ def enlarge_shades(shades: Tensor, size: tuple[int, int], smooth: bool) -> Tenso
 
 
 def _round_box(image: Tensor, box: Box | None) -> tuple[int, int, int, int]:
-    """A box in an image (3, H, W) in whole pixels; `None` for the whole image."""
-    left, top, right, bottom = (0, 0, image.shape[2], image.shape[1]) if box is None else map(round, box)
-    return left, top, right, bottom
+    """A box in an image (3, H, W) in whole pixels, at least one in each direction; `None` for the whole image."""
+    height, width = image.shape[1:]
+    left, top, right, bottom = (0, 0, width, height) if box is None else map(round, box)
+    left, top = min(left, width - 1), min(top, height - 1)  # that of a thin photo may lie between two pixels
+    return left, top, max(right, left + 1), max(bottom, top + 1)
+
+
+def _read_image(image: Tensor | np.ndarray | Image.Image) -> Tensor:
+    """An image as people hold it as a tensor, (3, H, W) if it has three channels."""
+    if isinstance(image, Image.Image):
+        return to_tensor(image.convert("RGB"))
+    pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
+    last = pixels.dim() == 3 and pixels.shape[0] != 3 and pixels.shape[2] == 3
+    return pixels.permute(2, 0, 1) if last else pixels
 
 
 def _check_drawn(image: Tensor, heatmap: Tensor, opacity: float) -> None:

@@ -7,6 +7,7 @@ and nothing that runs. `config.yaml` and `versions.json` beside it are the recor
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -189,9 +190,9 @@ def _file(source: str | Path, revision: str | None) -> Path:
         raise InputError(f"expected hf://user/name for revision={revision}, got {source}: folders have no revisions")
     known = shipped(source) if isinstance(source, str) and not on_hub else None
     path = download_repository(str(source), revision) if on_hub else Path(source) if known is None else known.folder
-    if path.is_file() or path.is_symlink():
+    if os.path.isfile(path) or os.path.islink(path):  # pathlib raises an error for a name that is too long
         return _check_file(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         names = ", ".join(dict.fromkeys(each.name for each in available()))
         raise InputError(
             f"expected the folder of a run, or hf://user/name of the Hugging Face Hub, got {source}: there is no such"
@@ -222,7 +223,7 @@ def download_repository(source: str, revision: str | None) -> Path:
         raise InputError(f"expected a repository of the Hugging Face Hub as hf://user/name, got {source}")
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=[*WEIGHTS, *RECORD]))
-    except OSError as error:  # no repository, no network, no permission
+    except (OSError, ValueError) as error:  # no repository, no network, no permission, no such name
         reason = str(error).strip().partition("\n")[0]
         raise InputError(f"expected a repository of the Hub, got {source}, of which it says: {reason}") from error
 

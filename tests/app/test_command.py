@@ -99,7 +99,7 @@ def test_programs_read_objects_heatmaps_and_a_manifest(run, folder, weights):
     (folder / "photos/broken.png").write_text("no image")
     words = ["--class", "504", "2", "--method", "GAE,RISE(masks=4)", "--class-names", "names.txt", "--batch-size", "2"]
     status, lines, errors = run("explain", "cat.jpg", "photos/broken.png", *words, "--json", "--npy")
-    assert status == 1 and len(errors) == 1 and len(lines) == 4
+    assert status == 1 and len(errors) == 2 and len(lines) == 4
     described = [json.loads(line) for line in lines]
     session = Session(timm.create_model(MODEL, checkpoint_path=weights), "GAE")
     for each in described:
@@ -296,10 +296,29 @@ def test_a_broken_image_stops_no_others_and_no_output_has_characters_that_turn_t
     classes = [f"{turning}red", "green", "blue"]
     save_head(torch.nn.Linear(target.embed_dim, 3), folder / "h.safetensors", target.backbone_identity(), classes)
     status, lines, errors = run("explain", "photos", "--head", "h.safetensors", "--class", "0", "--method", "GAE")
-    assert status == 1 and lines[0].startswith("\ufffdgpj.png: \ufffdred 0.")
-    assert len(lines) == 3 and len(errors) == 1 and errors[0].startswith("explainers: \ufffdbroken.png: ")
+    assert status == 0 and lines[0].startswith("\ufffdgpj.png: \ufffdred 0.")
+    assert len(lines) == 3 and len(errors) == 2 and errors[0].startswith("explainers: \ufffdbroken.png: ")
+    assert errors[1] == "explainers: left out: 1 file (\ufffdbroken.png), of 3 images"
     assert turning not in "".join([*lines, *errors, *written(folder / "explained")])
     assert wrap_title(f"{turning}red 0.83", 20, len) == ["\ufffdred 0.83"]
+
+
+@pytest.mark.parametrize("words", ["", "--similar-to cat.jpg --method DirectPaths", "--patches --method Chance,CAT"])
+def test_thin_photos_are_drawn_and_bad_files_end_no_folder(words, run, folder):
+    for width, height in ((5000, 1), (2, 900), (4000, 3)):
+        Image.new("RGB", (width, height), "red").save(folder / f"photos/{width}.png")
+    bad = ["a.jpg", "b.npy", "c.npy"]
+    (folder / "photos/a.jpg").write_bytes((folder / "cat.jpg").read_bytes()[:200])
+    np.save(folder / "photos/b.npy", np.zeros((5, 8, 7), np.uint8))
+    np.save(folder / "photos/c.npy", np.zeros((8, 8, 3)))
+    chosen = words.split() or ["--method", "GAE"]
+    status, lines, errors = run("explain", "photos", *chosen)
+    pictures = 10 if "," in words else 5
+    assert status == 0 and len(lines) == pictures + 1 and len(written(folder / "explained")) == pictures
+    assert [line.split(": ")[1] for line in errors[:3]] == bad
+    assert errors[3:] == ["explainers: left out: 3 files (a.jpg, b.npy, c.npy), of 8 images"]
+    for images in (["photos/a.jpg"], ["photos", "photos/a.jpg"]):  # it is named
+        assert run("explain", *images, *chosen)[0] == 1
 
 
 def test_several_methods_with_options_and_another_number_of_passes(run, folder):

@@ -82,6 +82,52 @@ def test_functions_names_and_explainers_are_measured_beside_chance_and_print_as_
     assert again.numbers["edges"]["fidelity_plus"] == pytest.approx(result.numbers["edges"]["fidelity_plus"], abs=1e-6)
 
 
+def enlarge(heatmaps):
+    return heatmaps.repeat_interleave(8, 1).repeat_interleave(8, 2)
+
+
+WAYS = {
+    "NumPy": lambda images, classes: edges(images, classes).numpy(),
+    "views": lambda images, classes: np.flip(np.flip(edges(images, classes).double().numpy(), 1).copy(), 1),
+    "list of arrays": lambda images, classes: [*edges(images, classes).numpy()],
+    "lists": lambda images, classes: edges(images, classes).tolist(),
+    "graph": lambda images, classes: edges(images, classes).requires_grad_(),
+    "pixels": lambda images, classes: enlarge(edges(images, classes)).numpy(),
+    "channel": lambda images, classes: enlarge(edges(images, classes))[:, None],
+}
+
+
+def test_heatmaps_of_other_tools_are_measured_as_they_come(recwarn):
+    model, photos, kept = timm_model(as_target=True), [*PIXELS], []
+    explainers.evaluate(model, [lambda *of: kept.append(edges(*of)) or kept[-1]], photos, levels=5, batch_size=2)
+    of_images = torch.cat(kept)
+    saved = {"array": of_images.numpy(), "list": [*of_images], "saved pixels": enlarge(of_images)}
+    result = explainers.evaluate(model, {"edges": edges, **WAYS, **saved}, photos, levels=5, batch_size=2)
+    for name in (*WAYS, *saved):
+        for curve in CURVES:
+            assert torch.allclose(result.scores[name][curve], result.scores["edges"][curve], atol=1e-5), name
+    said = [str(each.message) for each in recwarn if "averaged" in str(each.message)]
+    line = ": heatmaps at pixels are averaged over 4 × 4 patches"
+    assert said == [f"{name}{line}" for name in ("pixels", "channel", "saved pixels")]
+    assert result.numbers["array"]["forward_passes"] == 0 and "array" in repr(result)
+    for name in ("NumPy", "views", "list of arrays", "lists", "graph"):
+        found = explainers.explain(photos[0], model, method=WAYS[name]).heatmap
+        torch.testing.assert_close(found, of_images[0])
+
+
+def test_saved_heatmaps_stay_with_their_images_where_a_file_is_broken(tmp_path):
+    for number, pixels in enumerate(PIXELS):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    (tmp_path / "1.png").write_bytes(b"broken")
+    heatmaps = np.random.default_rng(0).random((5, 4, 4))
+    settings = {"levels": 5, "batch_size": 2}
+    with pytest.warns(UserWarning, match="left out: 1 file"):
+        result = explainers.evaluate(timm_model(), {"saved": heatmaps}, tmp_path, **settings)
+    kept = [0, 2, 3, 4]
+    expected = explainers.evaluate(timm_model(), {"saved": heatmaps[kept]}, [PIXELS[each] for each in kept], **settings)
+    torch.testing.assert_close(result.scores["saved"], expected.scores["saved"])
+
+
 @pytest.mark.situation(14)
 @pytest.mark.parametrize("score", ["sigmoid", "value"])
 def test_curves_are_those_of_the_score(score, images, grid):
@@ -130,6 +176,13 @@ def test_the_default_methods_are_those_that_explain_the_model(capsys):
             {"explainers": [lambda images, classes: images]},
             r"^expected heatmaps of shape \[2, 4, 4\] from <lambda>, got",
         ),
+        ({"explainers": {"saved": np.zeros((3, 4, 4))}}, "^explainers= saved: expected .* in their order, got 3 for 2"),
+        ({"explainers": {"saved": [np.zeros((4, 4)), np.zeros((3, 3))]}}, "^expected heatmaps of one size from expl"),
+        (
+            {"explainers": {"saved": np.zeros((2, 7, 7))}},
+            r"^expected heatmaps of .* saved, got \[2, 7, 7\]: ",
+        ),
+        ({"explainers": [lambda images, classes: None]}, "^expected heatmaps of one size from <lambda>, .* NoneType$"),
         ({"classes": [1]}, "^classes= needs one class, or one for each of 2 images, got 1"),
         ({"batch_size": 0}, "^expected batch_size above 0"),
         ({"removal": "blur"}, "^expected removal "),

@@ -1,7 +1,10 @@
 """One call explains any image with any model, and says what it took."""
 
 import gc
+import math
+import pickle
 import warnings
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -109,6 +112,25 @@ def test_another_class_is_explained_as_if_it_had_been_asked_for(target, anyhead,
     assert isinstance(explainer, PreparedExplainer) is (not passes)  # all classes need one pass
 
 
+@pytest.mark.parametrize("resize", ["center", "border", "squash"])
+@pytest.mark.parametrize("size", [(50, 30), (30, 90), (2, 60)])
+def test_heatmaps_at_the_pixels_of_the_photo(target, resize, size):
+    session = Session(target, "Chance")
+    session.transform = replace(session.transform, resize=resize)
+    (found,) = session.explain(Image.new("RGB", size))
+    left, top, right, bottom = found.box
+    at_pixels = found.at_pixels()
+    assert at_pixels.shape == size[::-1] and at_pixels.dtype == torch.float32
+    for y in range(size[1]):
+        for x in range(size[0]):
+            row, column = (y + 0.5 - top) / (bottom - top) * 4, (x + 0.5 - left) / (right - left) * 4
+            inside = 0 <= row < 4 and 0 <= column < 4
+            expected = found.heatmap[int(row), int(column)].item() if inside else math.nan
+            assert at_pixels[y, x].item() == pytest.approx(expected, nan_ok=True)
+    restored = pickle.loads(pickle.dumps(found)).at_pixels()
+    assert torch.equal(restored, found.heatmap.repeat_interleave(8, 0).repeat_interleave(8, 1))
+
+
 def test_explanations_of_a_folder_keep_one_image_each_and_nothing_of_their_batch(target, anyhead, tmp_path):
     """What 200 explanations keep: pixels, scores and a heatmap each, none of them a view of a batch."""
     for number in range(200):
@@ -174,17 +196,26 @@ def test_auto_says_why_a_shipped_explainer_does_not_do(target, anyhead, monkeypa
     assert "the shipped anyhead does not explain it (it is cut short" in capsys.readouterr().err
 
 
-def test_a_broken_file_in_a_folder_is_left_out_and_named(target, tmp_path, monkeypatch):
+def test_files_that_cannot_be_read_are_left_out_of_a_folder_and_named(target, tmp_path, monkeypatch):
     monkeypatch.setattr(choosing, "LARGEST", 2)
     for name in "abd":
         Image.fromarray(PIXELS + ord(name)).save(tmp_path / f"{name}.png")
     (tmp_path / "c.png").write_bytes(b"broken")
-    with pytest.warns(UserWarning, match=r"left out: 1 file \(c.png\) that cannot be decoded"):
-        explanations = explainers.explain(tmp_path, target, method="Chance", classes=[0, 1, 2, 3])
+    np.save(tmp_path / "e.npy", PIXELS / 255)
+    line = r"left out: 2 files \(c.png, e.npy\) that cannot be decoded, of 5 images \(.*c.png: expected an image"
+    with pytest.warns(UserWarning, match=line):
+        explanations = explainers.explain(tmp_path, target, method="Chance", classes=[0, 1, 2, 3, 4])
     assert [(each.name, each.index) for each in explanations] == [("a.png", 0), ("b.png", 1), ("d.png", 3)]
-    for name in "abd":
+    for use in (
+        lambda: explainers.evaluate(target, ["Chance"], tmp_path, levels=3),
+        lambda: explainers.compare(tmp_path, PIXELS, target, method="DirectPaths"),
+        lambda: explainers.nearest(PIXELS, tmp_path, target, method="DirectPaths"),
+    ):
+        with pytest.warns(UserWarning, match=line):
+            use()
+    for name in "abcd":
         (tmp_path / f"{name}.png").unlink()
-    with pytest.raises(InputError, match=r"^expected images, got 1 file \(c.png\) that cannot be decoded"):
+    with pytest.raises(InputError, match=r"^expected images, got 1 file \(e.npy\) .* \(expected uint8 .* give white=1"):
         explainers.explain(tmp_path, target, method="Chance")
 
 

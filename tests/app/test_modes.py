@@ -1,8 +1,12 @@
 """Explaining in any mode of PyTorch, from threads, and without a trace in what belongs to the caller."""
 
 import copy
+import os
 import pickle
 import random
+import signal
+import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 import timm
 import torch
 from conftest import timm_model
+from fork_server import fork, join
 from safetensors.torch import save_file
 from torch import nn
 from toys import VECTORS
@@ -20,6 +25,7 @@ from explainers.anyhead import AnyHead
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import as_target
+from explainers.runtime import locks
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
 TENSORS = torch.from_numpy(IMAGES).permute(0, 3, 1, 2).contiguous()
@@ -81,6 +87,38 @@ def test_eight_threads_share_a_model_while_others_load_one():
         for found in pool.map(compute, range(28)):
             for own, alone in found:
                 torch.testing.assert_close(own.heatmap, alone.heatmap, rtol=1e-4, atol=1e-6)
+
+
+def explain_in_a_fork_of_a_thread_that_computes(ends):
+    """Exit with 0 if a fork explains as its parent does, of which a thread computes until the fork, or for ever."""
+    session = Session(target := timm_model(as_target=True), AnyHead(timm_model(as_target=True), target.grid, VECTORS))
+    expected = session.explain(IMAGES[0], against=1)[0].heatmap
+    computing, go_on = threading.Event(), threading.Event()
+
+    def pause(*_):
+        computing.set(), hook.remove(), go_on.wait()
+
+    hook = session.explainer.target.backbone.blocks[1].register_forward_hook(pause)
+    threading.Thread(target=session.explain, args=(IMAGES[1],), daemon=True).start()
+    computing.wait()
+    if ends:
+        os.register_at_fork(before=go_on.set)
+    else:
+        locks.PATIENCE = 0.01
+    with warnings.catch_warnings(record=True) as said:
+        child = os.fork()
+    if child == 0:
+        signal.alarm(100)  # if it hangs
+        same = torch.allclose(session.explain(IMAGES[0], against=1)[0].heatmap, expected)
+        os._exit(not same or [str(each.message) for each in said] != [locks.BUSY] * (not ends))
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_fork_explains_while_a_thread_of_its_parent_computes(ends):
+    process = fork(explain_in_a_fork_of_a_thread_that_computes, ends)
+    join(process, 120)  # only one that hangs takes so long
+    assert process.exitcode == 0
 
 
 def test_random_numbers_go_on_as_without_the_call(tmp_path):

@@ -2,14 +2,21 @@
 
 import base64
 import io
+import json
 import re
+import signal
 import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
+import timm
 import torch
 from conftest import timm_model
 from PIL import Image
+from safetensors.torch import save_file
 
 from explainers.app.page import build_page, serve
 from explainers.app.page.guard import LARGEST_BODY, MOST_BODIES, Guard
@@ -103,6 +110,8 @@ def test_the_routes_that_are_answered(page):
         ({"Host": ""}, 403),
         ({"Origin": "http://localhost:3000"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Origin": "http://["}, 403),
     ],
 )
 def test_pages_of_others_are_refused(page, headers, status):
@@ -159,12 +168,73 @@ def test_the_run_history_is_closed_in_an_app_of_others(target):
         assert client.get("/gradio_api/runs").status_code == 404
 
 
+def post(page, name, question, **changes):
+    component, _ = [block for block in page.blocks.values() if type(block).__name__ == "HTML"]
+    return ask(page.local_url, name, question, **{"component_id": component._id} | changes)
+
+
+def ask(url, name, question, **of):
+    body = {"session_hash": "a", "fn_name": name, "data": question} | of
+    headers = {"content-type": "application/json"}
+    return httpx.post(url + ASKED[1:], content=json.dumps(body), headers=headers, timeout=300)
+
+
+OF_HEATMAP = {"method": "GAE", "index": 0}
+MALFORMED = {
+    "open_image": [[], "x", None, 3, {"data": 3}, {"data": ["x"]}, {"data": None}, {"name": 3}, {"file": ""}],
+    "heatmap": [
+        *({}, {"index": 0}, {"method": "GAE"}, {"image": "x"}, OF_HEATMAP | {"self": 1}, OF_HEATMAP | {"key": ["x"]}),
+        *(OF_HEATMAP | {"method": each} for each in (["GAE"], {}, None, 3)),
+        *(OF_HEATMAP | {"index": each} for each in ([0], {}, None, 1.5, True)),
+        *(OF_HEATMAP | {"against": each} for each in (1, "class 1", [[1]], [None], {"1": 1})),
+    ],
+    "curves": [{"methods": each, "index": 0, "side": "most"} for each in ("GAE", None, [3], {"GAE": 1})],
+    "scores": [{"index": 0, "hidden": each} for each in (3, [3], [["1"]], [[0.5]], [[True]], None)],
+    "prompts": [{"texts": each} for each in ("cat", [3], None)],
+    "picture": [{"methods": ["GAE"], "index": 0, "smooth": "yes"}],
+    "alike": [{"other": ["x"]}, {"other": None}, {}],
+}
+
+
+def test_malformed_questions_are_refused_in_one_line(page):
+    key = post(page, "open_image", {}).json()["key"]
+    assert "tiles" in post(page, "heatmap", OF_HEATMAP | {"key": key}).json()
+    for name, questions in MALFORMED.items():
+        for question in questions:
+            keyed = {"key": key} | question if isinstance(question, dict) and name != "open_image" else question
+            reply = post(page, name, keyed)
+            assert reply.status_code == 400 and re.fullmatch('{"detail":"expected .*, got .*"}', reply.text), question
+    assert post(page, "heatmap", {}, component_id=10**6).text == "expected a question of this page: load it again"
+    for bad in ({"index": "\ud800"}, {"index": 10**30}, {"method": "\ud800"}, {"key": "\ud800"}):
+        assert post(page, "heatmap", {"key": key} | OF_HEATMAP | bad).json()["error"].startswith("expected ")
+
+
 def test_an_upload_is_not_written_to_the_disk(page, tmp_path_factory):
     file = io.BytesIO()
     Image.new("RGB", (40, 30), "red").save(file, "PNG")
     upload = {"name": ".png", "data": base64.b64encode(file.getvalue()).decode()}
-    component, _ = [block for block in page.blocks.values() if type(block).__name__ == "HTML"]
-    body = {"component_id": component._id, "session_hash": "a", "fn_name": "open_image", "data": upload}
-    opened = httpx.post(page.local_url + ASKED[1:], json=body).json()
+    opened = post(page, "open_image", upload).json()
     assert opened["name"] == ".png" and len(opened["classes"]) == 5
     assert not any(path.is_file() for path in tmp_path_factory.getbasetemp().joinpath("uploads").rglob("*"))
+
+
+def test_a_signal_ends_the_server_while_a_method_computes(tmp_path):
+    save_file(timm.create_model("test_vit").state_dict(), tmp_path / "vit.safetensors")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    words = f"serve --model test_vit --weights {tmp_path}/vit.safetensors --method RISE(masks=20000) --port {port}"
+    command = [sys.executable, "-m", "explainers", *words.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        line = next(line for line in server.stdout if line.startswith("The page is at "))
+        url = line.split()[4]
+        opened = next(
+            reply for number in range(9) if (reply := ask(url, "open_image", {}, component_id=number)).is_success
+        )
+        question = {"key": opened.json()["key"], "index": 1}
+        of_page = {"component_id": json.loads(opened.request.content)["component_id"]}
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(ask, url, "heatmap", question | {"method": "RISE(masks=20000)"}, **of_page)
+            ask(url, "scores", question | {"hidden": [[1]]}, **of_page)
+            server.send_signal(signal.SIGTERM)
+            assert (server.wait(), server.stdout.read(), slow.result().json()) == (0, "", {})

@@ -92,6 +92,27 @@ def test_a_short_computation_does_not_wait_for_slow_ones(target, image):
         pass
 
 
+def test_a_page_that_closes_waits_until_nobody_computes(target, image):
+    turns, computing, ended = Turns(), threading.Event(), []
+
+    def compute(explainer):
+        with pytest.raises(VisitorLeft), turns.take_turn(explainer, target) as taken:
+            computing.set()
+            taken(image)
+        ended.append(explainer)
+
+    threads = [threading.Thread(target=compute, args=(Slow(target),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    computing.wait()
+    turns.close()
+    for thread in threads:
+        thread.join()
+    with pytest.raises(VisitorLeft), turns.turn():
+        pass
+    assert len(ended) == 2
+
+
 class Request:
     """A request of a browser that leaves."""
 

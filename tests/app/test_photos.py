@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
-from explainers.app.photos import decode_batches, decode_seen, is_single, list_photos
+from explainers.app.photos import _read_tensor, decode_batches, decode_seen, is_single, list_photos
 from explainers.errors import InputError
 from explainers.images.bands import PixelFormat
 from explainers.images.transform import ImageTransform
@@ -51,6 +51,12 @@ def test_grey_transparent_cmyk_and_16_bits_are_shown_as_viewers_show_them(tmp_pa
     assert (square(clear) == 255).all()
     IMAGE.convert("CMYK").save(tmp_path / "a.jpg", quality=95)
     assert (square(tmp_path / "a.jpg").float() - square(IMAGE).float()).abs().mean() < 25
+
+
+def test_premultiplied_and_negative_views_are_read():
+    assert square(IMAGE.convert("LA").convert("La")).shape == (3, 32, 32)
+    negative = torch.zeros(48, 64, dtype=torch.complex64).sub(1j).conj().imag
+    assert negative.is_neg() and (_read_tensor(negative) == 1).all()
 
 
 def test_an_image_that_is_already_open_is_turned_upright_and_stays_as_it_is(tmp_path):
@@ -149,6 +155,21 @@ def bomb(folder):
         ),
         (PIXELS / 255, r"^expected uint8 pixels from 0 to 255, got float64: give white=1 if they are from 0 to 1"),
         (np.zeros((5, 8, 7), np.uint8), r"^expected an image of shape .*, got \[5, 8, 7\]$"),
+        (np.ones((), np.uint8), r"^expected pixels \(H, W\), .* got \[\]$"),
+        (np.zeros((1, 2, 3, 4, 5), np.uint8), r"^expected pixels \(H, W\), .* got \[1, 2, 3, 4, 5\]$"),
+        (torch.zeros(3, 8, 8, device="meta"), "^expected an image as a dense tensor of numbers, got .* on meta"),
+        (
+            torch.zeros(8, 8).to_sparse(),
+            "^expected an image as a dense tensor .*sparse_coo: convert it$",
+        ),
+        (
+            lambda _: torch.quantize_per_tensor(torch.rand(3, 8, 8), 0.1, 0, torch.quint8),
+            "^expected an image as a dense tensor",
+        ),
+        (
+            lambda _: torch.nested.nested_tensor([torch.rand(3, 8, 8)]),
+            "^expected an image as a dense tensor of numbers, got",
+        ),
         ([], "^expected at least one image, got an empty list$"),
         ([None], "^expected a path, a folder, a PIL image, .* got NoneType$"),
         (Image.fromarray(PIXELS[..., 0] / np.float32(255)), "^expected 8 or 16 bits a channel, got mode F, "),

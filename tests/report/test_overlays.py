@@ -209,6 +209,8 @@ def test_the_probability_stays_when_a_title_is_shortened():
     ("changes", "message"),
     [
         ({"image": IMAGE.float()}, "expected one uint8 image .* got torch.float32"),
+        ({"image": np.zeros((8, 8, 3))}, "expected one uint8 image .* got torch.float64"),
+        ({"heatmap": 3}, "^expected heatmaps of one size from heatmap=, a tensor, an array or a list, got int"),
         ({"heatmap": HEATMAP[None]}, r"one heatmap \(rows, columns\), .* \[1, 4, 6\]"),
         ({"heatmap": HEATMAP / 0}, "expected a finite heatmap, got NaN or infinity"),
         ({"opacity": 2}, "expected opacity from 0 to 1, got opacity=2"),
@@ -217,6 +219,13 @@ def test_the_probability_stays_when_a_title_is_shortened():
 def test_what_cannot_be_drawn_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
         overlay(**{"image": IMAGE, "heatmap": HEATMAP, **changes})
+
+
+@pytest.mark.parametrize(
+    "image", [np.array(PHOTO), np.array(PHOTO)[::-1][::-1], PHOTO, PHOTO.convert("RGBA"), IMAGE.numpy()]
+)
+def test_numpy_and_pil_are_drawn_as_tensors_are(image):
+    assert torch.equal(overlay(image, HEATMAP.numpy()), overlay(IMAGE, HEATMAP))
 
 
 def test_a_size_out_of_range_is_refused():

@@ -215,6 +215,14 @@ def test_a_repository_that_is_not_there_is_refused_in_one_line(monkeypatch):
         explainers.load("hf://typo")
 
 
+def test_names_that_nothing_can_have_are_refused_in_one_line():
+    for name in ("-/-", f"user/{'x' * 500}"):
+        with pytest.raises(InputError, match=f"^expected a repository of the Hub, got hf://{name}, of which it says: "):
+            explainers.load(f"hf://{name}")
+    with pytest.raises(InputError, match="^expected the folder of a run, .* there is no such folder"):
+        explainers.load("x" * 500)
+
+
 def test_what_cannot_be_loaded_is_refused_and_not_looked_up_on_the_hub(run, monkeypatch):
     monkeypatch.setattr(pretrained, "snapshot_download", lambda *args, **kwargs: pytest.fail("the Hub was asked"))
     with pytest.raises(InputError, match="or hf://user/name of the Hugging Face Hub, got runs/tve_vitb: there is no"):

@@ -1,17 +1,18 @@
 """The functions that browsers call: they open images, and ask the views about those that they have opened."""
 
 import base64
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from threading import Event
-from typing import Any
+from typing import Any, get_type_hints
 
 from explainers.app.page.images import ImageStore, OpenedImage
 from explainers.app.page.turns import LEFT, Turns, VisitorLeft, check_present
 from explainers.app.page.views import VIEWS, check_methods, describe_image
 from explainers.app.session import Session
-from explainers.errors import InputError
+from explainers.errors import InputError, fits
 from explainers.images.decoding import decode_upload
 from explainers.saved.files import printable
 
@@ -26,6 +27,9 @@ LONGEST_NAME = 100
 
 EXAMPLE = "cat_and_coffee.jpg"
 """The photo in this folder that the empty page offers: docs/photos, in a smaller file."""
+
+UPLOAD = {"name": (str, False), "data": (str, False)}
+"""The form of a question of `open_image`, see `question_form`."""
 
 OPENED_AT_ONCE, SHORT_AT_ONCE, SLOW_AT_ONCE = 1, 4, 2
 """Number of images that are decoded together, and of questions whose answers are computed in turns; the others wait."""
@@ -85,6 +89,29 @@ def read_page_file(name: str) -> bytes:
     return files(__package__).joinpath(name).read_bytes()
 
 
+def question_form(view: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
+    """What a question for a view has: name → type, and whether it is needed. Images are given by their keys."""
+    hints = get_type_hints(view)
+    return {
+        "key" if name == "image" else name: (
+            str if hints[name] is OpenedImage else hints[name],
+            parameter.default is parameter.empty,
+        )
+        for name, parameter in inspect.signature(view).parameters.items()
+    }
+
+
+def check_question(question: Any, form: Mapping[str, tuple[Any, bool]]) -> None:
+    """Raise an InputError unless a question is an object of a `question_form`."""
+    if not isinstance(question, dict):
+        raise InputError(f"expected a question as an object, got {question!s:.60}")
+    asked = [*question, *(name for name, (_, needed) in form.items() if needed)]
+    for name in asked:
+        if name not in form or not fits(question.get(name), form[name][0]):
+            got = f"{question.get(name)!s:.60} as {name:.60}"
+            raise InputError(f"expected {', '.join(form)}, each of its type, got {got}")
+
+
 def _decode_upload(name: str, data: str) -> bytes:
     """The bytes of an uploaded file; an InputError if it is too large or no base64."""
     if len(data) > LARGEST_FILE * 4 // 3 + 4:
@@ -101,10 +128,11 @@ def server_functions(api: Api) -> list[Callable[..., Awaitable[dict[str, Any]]]]
     """The functions that browsers call, by the names of the views, and `open_image`.
 
     Uploads, short and slow questions wait in three queues, without threads. What visitors asked before they left is not
-    computed.
+    computed. A question of another form is answered with 400.
     """
     import anyio
     from gradio import Request
+    from starlette.exceptions import HTTPException
 
     opening, short, slow = map(anyio.CapacityLimiter, (OPENED_AT_ONCE, SHORT_AT_ONCE, SLOW_AT_ONCE))
 
@@ -113,8 +141,12 @@ def server_functions(api: Api) -> list[Callable[..., Awaitable[dict[str, Any]]]]
             return opening
         return slow if api.takes_long(question) else short
 
-    def serve(name: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    def serve(name: str, answer: Callable[[dict[str, Any]], dict[str, Any]], form: dict[str, tuple[Any, bool]]) -> Any:
         async def reply(question: dict[str, Any], request: Request) -> dict[str, Any]:
+            try:
+                check_question(question, form)
+            except InputError as error:  # not of this page's script
+                raise HTTPException(400, printable(str(error))) from error
             left = Event()
             LEFT.set(left)
 
@@ -134,7 +166,8 @@ def server_functions(api: Api) -> list[Callable[..., Awaitable[dict[str, Any]]]]
         reply.__name__ = name  # JavaScript calls it by its name
         return reply
 
-    return [serve("open_image", api.open_image), *(serve(view.__name__, partial(api.ask, view)) for view in VIEWS)]
+    views = (serve(view.__name__, partial(api.ask, view), question_form(view)) for view in VIEWS)
+    return [serve("open_image", api.open_image, UPLOAD), *views]
 
 
 def _answer(answer: Callable[[dict[str, Any]], dict[str, Any]], question: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +175,6 @@ def _answer(answer: Callable[[dict[str, Any]], dict[str, Any]], question: dict[s
     try:
         return answer(question)
     except InputError as error:
-        return {"error": str(error)}
+        return {"error": printable(str(error))}
     except VisitorLeft:
         return {}

@@ -75,6 +75,10 @@ class Guard:
 
         try:
             await self.app(scope, counted, send)
+        except KeyError as error:  # Gradio's, for the number of a component of another page
+            if not isinstance(error.args[0], int):
+                raise
+            await PlainTextResponse("expected a question of this page: load it again", 400)(scope, receive, send)
         finally:
             self._held -= received
 
@@ -105,14 +109,17 @@ class Guard:
 
     def _is_same(self, origin: str, host: str) -> bool:
         """Whether an origin is this server, also behind a proxy that hides the host that the browser asked for."""
-        own = urlsplit(origin).netloc.lower()
+        own = origin.lower().partition("://")[2]
         return own == host.lower() or strip_port(own) == self.domain
 
 
 def strip_port(host: str) -> str:
-    """The name or address in a host, without its port.
+    """The name or address in a host, without its port; nothing of what is no host.
 
-    >>> strip_port("LOCALHOST:7860"), strip_port("[::1]:7860"), strip_port("10.0.0.1")
-    ('localhost', '::1', '10.0.0.1')
+    >>> strip_port("LOCALHOST:7860"), strip_port("[::1]:7860"), strip_port("10.0.0.1"), strip_port("[::1")
+    ('localhost', '::1', '10.0.0.1', '')
     """
-    return urlsplit(f"//{host}").hostname or ""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

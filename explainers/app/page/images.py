@@ -114,7 +114,7 @@ class OpenedImage:
         """The class, or text, that a browser asks for; an InputError if there is none, or it is empty."""
         check_range(0, MOST_TEXTS, against=len(against))
         if isinstance(index, str) and self.session.takes_texts:
-            texts = validate_texts([index, *against])
+            texts = [text.encode(errors="replace").decode() for text in validate_texts([index, *against])]
             longest = max(map(len, texts))
             if longest > LONGEST_TEXT:
                 raise InputError(f"expected texts of at most {LONGEST_TEXT} characters, got {longest}: shorten them")

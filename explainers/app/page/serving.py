@@ -3,15 +3,17 @@
 import base64
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from explainers.app.choosing import estimate_passes
 from explainers.app.page.api import EXAMPLE, LARGEST_FILE, Api, read_page_file, server_functions
 from explainers.app.page.guard import AUDIT, Guard
 from explainers.app.page.images import ImageStore
-from explainers.app.page.turns import MANY_PASSES
+from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.page.views import COLOURS, GREY, MOST_METHODS
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, needs
@@ -110,7 +112,11 @@ def serve(
     if host in EVERYWHERE:
         print("Every machine that reaches this one can open it: there is no password.", flush=True)
     if block:
-        page.block_thread()
+        with suppress(KeyboardInterrupt):
+            Event().wait()
+        page.turns.close()
+        page.server.config.timeout_graceful_shutdown = 1  # for visitors who still send something, in seconds
+        page.close(verbose=False)
     return page
 
 
@@ -126,23 +132,24 @@ def build_page(session: Session, tab: bool = False) -> Any:
         session.text_head.embed("a photo")  # loads the text tower
     with gradio.Blocks(title=f"Explain {session.target.name}", analytics_enabled=False) as page:
         if not tab:
-            _add_explaining(gradio, session)
+            page.turns = _add_explaining(gradio, session)
             return page
         with gradio.Tab("Explain"):
-            _add_explaining(gradio, session)
+            page.turns = _add_explaining(gradio, session)
         with gradio.Tab("Audit"):
             gradio.HTML(FRAME, padding=False)
     return page
 
 
-def _add_explaining(gradio: Any, session: Session) -> None:
-    """Add the page that explains images to what is built."""
+def _add_explaining(gradio: Any, session: Session) -> Turns:
+    """Add the page that explains images to what is built; return who may use its model."""
     explainers = other_methods(session)
+    api = Api(session, explainers, ImageStore())
     gradio.HTML(
         html_template=read_page_text("page.html"),
         css_template=read_page_text("page.css"),
         js_on_load="\n".join(map(read_page_text, SCRIPTS)),
-        server_functions=server_functions(Api(session, explainers, ImageStore())),
+        server_functions=server_functions(api),
         apply_default_css=False,
         heading=f"What does {session.target.name} see?",
         hint=TEXT_HINT if session.takes_texts else HINT,
@@ -155,6 +162,7 @@ def _add_explaining(gradio: Any, session: Session) -> None:
         colours=list(COLOURS),
         grey=GREY,
     )
+    return api.turns
 
 
 def other_methods(session: Session) -> dict[str, Any]:

@@ -29,8 +29,19 @@ class Turns:
     def __init__(self) -> None:
         self._changed = Condition()
         self._taken = False
+        self._closed = False
         self._short: deque[object] = deque()
         self._slow: deque[object] = deque()
+
+    def close(self) -> None:
+        """Give nobody the model any more, and wait until whoever has it gives it back.
+
+        A slow computation gives way before the next module; Python would abort if it ended while PyTorch computes.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._taken)
 
     @contextmanager
     def turn(self, slow: bool = False) -> Iterator[None]:
@@ -64,7 +75,7 @@ class Turns:
     def _give_way(self) -> None:
         with self._changed:
             waiting = self._short or self._slow
-        if waiting:
+        if waiting or self._closed:
             self._end()
             self._take(self._slow)
         check_present()
@@ -73,8 +84,12 @@ class Turns:
         place = object()
         with self._changed:
             queue.append(place)
-            self._changed.wait_for(lambda: not self._taken and (self._short or self._slow)[0] is place)
-            queue.popleft()
+            self._changed.wait_for(
+                lambda: self._closed or (not self._taken and (self._short or self._slow)[0] is place)
+            )
+            queue.remove(place)
+            if self._closed:
+                raise VisitorLeft
             self._taken = True
 
     def _end(self) -> None:

@@ -76,7 +76,7 @@ def describe_image(image: OpenedImage) -> dict[str, Any]:
     }
 
 
-def heatmap(image: OpenedImage, method: str, index: Any, against: Sequence[Any] = ()) -> dict[str, Any]:
+def heatmap(image: OpenedImage, method: str, index: int | str, against: Sequence[int | str] = ()) -> dict[str, Any]:
     """The colours of a heatmap, what they mean, the order of its patches, and the class; see `Index`."""
     chosen = image.parse_index(index, against)
     heatmap = image.heatmap(method, chosen)
@@ -90,7 +90,7 @@ def heatmap(image: OpenedImage, method: str, index: Any, against: Sequence[Any] 
 
 
 def curves(
-    image: OpenedImage, methods: Sequence[str], index: Any, side: Side, against: Sequence[Any] = ()
+    image: OpenedImage, methods: Sequence[str], index: int | str, side: Side, against: Sequence[int | str] = ()
 ) -> dict[str, Any]:
     """How the score falls while patches are hidden, in the orders of methods and at random: a figure, and its axis."""
     check_range(0, MOST_METHODS, methods=len(methods))
@@ -106,7 +106,7 @@ def prompts(image: OpenedImage, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def scores(
-    image: OpenedImage, index: Any, hidden: Sequence[Sequence[int]], against: Sequence[Any] = ()
+    image: OpenedImage, index: int | str, hidden: Sequence[Sequence[int]], against: Sequence[int | str] = ()
 ) -> dict[str, Any]:
     """The score of a class or text with hidden patches, for several sets of patches, and that of the `whole` image."""
     check_range(0, MOST_METHODS + 1, sets=len(hidden))
@@ -115,7 +115,7 @@ def scores(
 
 
 def picture(
-    image: OpenedImage, methods: Sequence[str], index: Any, smooth: bool, against: Sequence[Any] = ()
+    image: OpenedImage, methods: Sequence[str], index: int | str, smooth: bool, against: Sequence[int | str] = ()
 ) -> dict[str, Any]:
     """A PNG with the heatmaps of methods below one another, titles and legends, and a name for its file."""
     check_range(1, MOST_METHODS, methods=len(methods))
