@@ -107,7 +107,6 @@ BUILDERS = {
     posthoc.LIME: {"": partial(posthoc.LIME, samples=60)},
     posthoc.GreedyOrder: {"": partial(posthoc.GreedyOrder, candidates=4, step=4)},
     posthoc.TAM: {"": partial(posthoc.TAM, steps=4)},
-    posthoc.DAVE: {"": partial(posthoc.DAVE, samples=3)},
     posthoc.ViTCX: {"": posthoc.ViTCX, "of random masks": partial(posthoc.ViTCX, random=40)},
     posthoc.TokenTM: {
         "": posthoc.TokenTM,

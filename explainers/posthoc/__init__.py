@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         TransformerAttribution,
     )
     from explainers.posthoc.baselines import Chance, GreedyOrder
-    from explainers.posthoc.caap import CAAP
     from explainers.posthoc.cam import (
         ElementWiseCAM,
         GradCAM,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     )
     from explainers.posthoc.clip_methods import NACLIP, GradECLIP, MaskCLIP
     from explainers.posthoc.contributions import ALTI, AttIN, GlobEnc
-    from explainers.posthoc.dave import DAVE
     from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
     from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
     from explainers.posthoc.lime import LIME
@@ -44,10 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALTI",
-    "CAAP",
     "CAM",
     "CAT",
-    "DAVE",
     "GAE",
     "LIME",
     "LRP",
@@ -109,7 +105,7 @@ __all__ = [
 ]
 
 MODULES = (
-    *("attention", "baselines", "caap", "cam", "clip_methods", "contributions", "dave", "gradients", "layerwise"),
+    *("attention", "baselines", "cam", "clip_methods", "contributions", "gradients", "layerwise"),
     *("lime", "masks", "names", "patch_vectors", "pixel_gradients", "propagation", "vit_cx"),
 )
 """Modules of this room, in which a name is looked for."""
