@@ -1,4 +1,4 @@
-"""Figures of results.json files; those that single papers need are in `benchmarks.papers`."""
+"""Figures of TVE from results.json files, and a ranking of many explainers; configs/names/figures.yaml names them."""
 
 import math
 from collections.abc import Mapping, Sequence
