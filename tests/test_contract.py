@@ -105,7 +105,6 @@ BUILDERS = {
     posthoc.GradientSHAP: {"": partial(posthoc.GradientSHAP, samples=4)},
     posthoc.RISE: {"": partial(posthoc.RISE, masks=100, cells=4)},
     posthoc.LIME: {"": partial(posthoc.LIME, samples=60)},
-    posthoc.GreedyOrder: {"": partial(posthoc.GreedyOrder, candidates=4, step=4)},
     posthoc.TAM: {"": partial(posthoc.TAM, steps=4)},
     posthoc.ViTCX: {"": posthoc.ViTCX, "of random masks": partial(posthoc.ViTCX, random=40)},
     posthoc.TokenTM: {
@@ -152,7 +151,7 @@ BUILDERS = {
 }
 CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.get(found, {"": found})]
 OWN_PLACES = TVE, Shapley, General, ExplainabilityVector, Oracle, posthoc.CAM, posthoc.StagePaths, posthoc.Chance
-DRAWN = posthoc.RISE, posthoc.GreedyOrder
+DRAWN = (posthoc.RISE,)
 PLACED_CASES = [
     case for case in CASES if case[0] not in (*OWN_PLACES, *DRAWN) and case[1] not in ("of random masks", "again")
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         TokenTM,
         TransformerAttribution,
     )
-    from explainers.posthoc.baselines import Chance, GreedyOrder
+    from explainers.posthoc.baselines import Chance
     from explainers.posthoc.cam import (
         ElementWiseCAM,
         GradCAM,
@@ -72,7 +72,6 @@ __all__ = [
     "GradECLIP",
     "GradSAM",
     "GradientSHAP",
-    "GreedyOrder",
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",

@@ -61,8 +61,7 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
     try:
         return _build(method, target, grid, options)
     except UnsupportedModel as error:
-        # Tables list Chance and GreedyOrder for comparison; nobody takes them to explain
-        possible = [name for name in methods_for(target, grid) if name not in ("Chance", "GreedyOrder")]
+        possible = [name for name in methods_for(target, grid) if name != "Chance"]
         raise UnsupportedModel(f"{error.wanted} for {method}", error.got, f"one of {', '.join(possible)}") from error
 
 

@@ -32,7 +32,7 @@ class Slow:
         return torch.zeros(1, *self.target.grid.shape)
 
 
-FEW = {"RISE": {"masks": 20}, "LIME": {"samples": 20}, "GreedyOrder": {}}
+FEW = {"RISE": {"masks": 20}, "LIME": {"samples": 20}}
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ BUDGETS = {
     "GradientSHAP": {"samples": 2},
     "RISE": {"masks": 50, "cells": 4},
     "LIME": {"samples": 40},
-    "GreedyOrder": {"candidates": 4, "step": 4},
     "TAM": {"steps": 2},
     "ScoreCAM": {"block": 1},  # the last one of the ResNet has one position for such small images, as for all CAMs
     **dict.fromkeys(CAMS, {"layer": 1}),
