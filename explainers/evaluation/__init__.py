@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from explainers import import_at_use
 
 if TYPE_CHECKING:
-    from explainers.evaluation.evaluation import Evaluation, Measurement, measure
+    from explainers.evaluation.evaluation import Evaluation
     from explainers.evaluation.evaluation_module import EvaluationModule
 else:  # at first use: the modules need Lightning, the others torchmetrics
     __getattr__ = import_at_use(
@@ -13,9 +13,7 @@ else:  # at first use: the modules need Lightning, the others torchmetrics
         {
             "Evaluation": "explainers.evaluation.evaluation",
             "EvaluationModule": "explainers.evaluation.evaluation_module",
-            "Measurement": "explainers.evaluation.evaluation",
-            "measure": "explainers.evaluation.evaluation",
         },
     )
 
-__all__ = ["Evaluation", "EvaluationModule", "Measurement", "measure"]
+__all__ = ["Evaluation", "EvaluationModule"]
