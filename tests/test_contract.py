@@ -116,7 +116,6 @@ BUILDERS = {
         "as released": partial(posthoc.GradECLIP, layers=2, similarity="projected"),
     },
     posthoc.MaskCLIP: {"": posthoc.MaskCLIP, "as released": partial(posthoc.MaskCLIP, block="whole")},
-    posthoc.DirectPaths: {"": posthoc.DirectPaths, "of heads": partial(posthoc.DirectPaths, heads=[(0, 1), (1, 2)])},
     KernelSHAP: {"": partial(KernelSHAP, budget=40)},
     Refined: {
         "": partial(Refined, passes=32),
