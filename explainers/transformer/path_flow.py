@@ -118,9 +118,7 @@ def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
     """Raise an InputError if the target has no direct paths, or the blocks are none or not its last ones."""
     check_direct(target, blocks)
     count = len(find_blocks(target))
-    if not blocks:
-        raise InputError(f"expected some of the last blocks of {target.name}, such as [{count - 1}], got none")
-    last = list(range(count - len(blocks), count))
+    last = list(range(count - max(1, len(blocks)), count))
     if list(blocks) != last:
         raise InputError(
             f"expected the last blocks of {target.name}, {last}, because paths flow through all of them,"
