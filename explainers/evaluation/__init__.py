@@ -8,12 +8,6 @@ if TYPE_CHECKING:
     from explainers.evaluation.evaluation import Evaluation
     from explainers.evaluation.evaluation_module import EvaluationModule
 else:  # at first use: the modules need Lightning, the others torchmetrics
-    __getattr__ = import_at_use(
-        __name__,
-        {
-            "Evaluation": "explainers.evaluation.evaluation",
-            "EvaluationModule": "explainers.evaluation.evaluation_module",
-        },
-    )
+    __getattr__ = import_at_use(__name__, "evaluation", "evaluation_module")
 
 __all__ = ["Evaluation", "EvaluationModule"]

@@ -1,7 +1,8 @@
 """Explainers that need no training. Their names are known without torch; a class is imported at its first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from explainers import import_at_use
 
 if TYPE_CHECKING:
     from explainers.posthoc.attention import (
@@ -123,10 +124,4 @@ def __dir__() -> list[str]:
 
 
 if not TYPE_CHECKING:  # type checkers see the imports above
-
-    def __getattr__(name: str) -> Any:
-        for module in MODULES if name in __all__ else ():
-            loaded = vars(import_module(f"{__name__}.{module}"))
-            if name in loaded:
-                return loaded[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = import_at_use(__name__, *MODULES)
