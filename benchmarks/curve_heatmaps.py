@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.greedy_order import GreedyOrder
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.agreement import spearman
 from explainers.models import TargetModel
 from explainers.models.removal import masked_outputs, masked_scores
-from explainers.posthoc import GreedyOrder
 from explainers.posthoc.lime import fit_linear, lime_samples, sample_weights
 from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import patch_means, score_soft_masks, weighted_sums

@@ -9,9 +9,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from benchmarks.papers.figures import scale_logarithmically
 from explainers.errors import InputError
 from explainers.metrics.means import moments
-from explainers.report.labels import choose_colours, legend_below, scale_logarithmically
+from explainers.report.labels import choose_colours, legend_below
 
 Curves = Mapping[int, Tensor]
 """Passes → Fidelity⁺ and Fidelity⁻ of every image, (images, 2)."""

@@ -29,6 +29,7 @@ Heatmaps are (B, rows, columns), numbers of square patches; N is rows · columns
 
 from __future__ import annotations  # so that torch is imported by what computes: `explainers --help` does not
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -78,45 +79,49 @@ __all__ = [
 ]
 
 
-def import_at_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Build the `__getattr__` of a package, which imports some of its names at first use.
+def import_at_use(package: str, *modules: str) -> Callable[[str], Any]:
+    """Build the `__getattr__` of a package: it looks for a name of `__all__` in modules that are imported at first use.
 
     Type checkers must not see it, or every misspelt name has the type `Any`: define it under `if not TYPE_CHECKING`.
 
     Args:
         package: name of the package.
-        modules: name → the module that defines it.
+        modules: names of its modules, in which a name is looked for one after the other.
     """
 
     def attribute(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(modules[name]), name)
+        for module in modules if name in sys.modules[package].__all__ else ():
+            loaded = vars(import_module(f"{package}.{module}"))
+            if name in loaded:
+                return loaded[name]
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return attribute
 
 
 if not TYPE_CHECKING:  # the same names as above, imported at first use, because every module imports this file first
-    __getattr__ = import_at_use(
-        __name__,
-        {
-            "Audit": "explainers.auditing.audit",
-            "Comparison": "explainers.app.comparing",
-            "EvaluationResult": "explainers.evaluation.result",
-            "Explanation": "explainers.app.explanation",
-            "Session": "explainers.app.session",
-            "add_vector": "explainers.vectors.adding",
-            "audit": "explainers.app.audits",
-            "available": "explainers.share.catalogue",
-            "compare": "explainers.app.comparing",
-            "evaluate": "explainers.app.evaluating",
-            "explain": "explainers.app.session",
-            "load": "explainers.share",
-            "nearest": "explainers.app.comparing",
-            "overlay": "explainers.report.overlays",
-            "refine": "explainers.refinement.refine",
-        },
-    )
+    MODULES = {
+        "Audit": "explainers.auditing.audit",
+        "Comparison": "explainers.app.comparing",
+        "EvaluationResult": "explainers.evaluation.result",
+        "Explanation": "explainers.app.explanation",
+        "Session": "explainers.app.session",
+        "add_vector": "explainers.vectors.adding",
+        "audit": "explainers.app.audits",
+        "available": "explainers.share.catalogue",
+        "compare": "explainers.app.comparing",
+        "evaluate": "explainers.app.evaluating",
+        "explain": "explainers.app.session",
+        "load": "explainers.share",
+        "nearest": "explainers.app.comparing",
+        "overlay": "explainers.report.overlays",
+        "refine": "explainers.refinement.refine",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name not in MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -53,12 +53,11 @@ def smooth_grad(score, image, noises, side):
     return patch_means(mean.abs().max(0).values, side)
 
 
-def path(score, image, positions, side, multiply=True, noises=None):
+def path(score, image, positions, side, multiply=True):
     """The sum in a patch of x ⊙ ∇f(t x), of ∇f(t x) alone unless `multiply`; the mean over positions t."""
     total = torch.zeros_like(image)
-    for i, position in enumerate(positions):
-        end = image + (noises[i] if noises is not None else 0)
-        total += gradient(score, position * end) * (end if multiply else 1) / len(positions)
+    for position in positions:
+        total += gradient(score, position * image) * (image if multiply else 1) / len(positions)
     return patch_means(total.sum(0), side) * (image.shape[-1] // both(side)[1]) ** 2
 
 

@@ -36,8 +36,8 @@ from explainers.models.mapping import Inputs
 from explainers.models.scores import log_odds, log_probabilities, scale_logits
 from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import label_methods
-from explainers.results import read_results
 from explainers.results.file import list_explainers
+from explainers.results.reading import read_results
 from explainers.runtime.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss

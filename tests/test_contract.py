@@ -105,9 +105,7 @@ BUILDERS = {
     posthoc.GradientSHAP: {"": partial(posthoc.GradientSHAP, samples=4)},
     posthoc.RISE: {"": partial(posthoc.RISE, masks=100, cells=4)},
     posthoc.LIME: {"": partial(posthoc.LIME, samples=60)},
-    posthoc.GreedyOrder: {"": partial(posthoc.GreedyOrder, candidates=4, step=4)},
     posthoc.TAM: {"": partial(posthoc.TAM, steps=4)},
-    posthoc.DAVE: {"": partial(posthoc.DAVE, samples=3)},
     posthoc.ViTCX: {"": posthoc.ViTCX, "of random masks": partial(posthoc.ViTCX, random=40)},
     posthoc.TokenTM: {
         "": posthoc.TokenTM,
@@ -118,7 +116,6 @@ BUILDERS = {
         "as released": partial(posthoc.GradECLIP, layers=2, similarity="projected"),
     },
     posthoc.MaskCLIP: {"": posthoc.MaskCLIP, "as released": partial(posthoc.MaskCLIP, block="whole")},
-    posthoc.DirectPaths: {"": posthoc.DirectPaths, "of heads": partial(posthoc.DirectPaths, heads=[(0, 1), (1, 2)])},
     KernelSHAP: {"": partial(KernelSHAP, budget=40)},
     Refined: {
         "": partial(Refined, passes=32),
@@ -153,7 +150,7 @@ BUILDERS = {
 }
 CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.get(found, {"": found})]
 OWN_PLACES = TVE, Shapley, General, ExplainabilityVector, Oracle, posthoc.CAM, posthoc.StagePaths, posthoc.Chance
-DRAWN = posthoc.RISE, posthoc.GreedyOrder
+DRAWN = (posthoc.RISE,)
 PLACED_CASES = [
     case for case in CASES if case[0] not in (*OWN_PLACES, *DRAWN) and case[1] not in ("of random masks", "again")
 ]

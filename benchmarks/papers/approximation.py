@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics import CatMetric
 
+from benchmarks.papers.figures import require
 from explainers import Explainer
 from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.evaluation import check_heatmaps, check_target
@@ -17,7 +18,6 @@ from explainers.evaluation.passes import find_modules, forward_passes
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import rank_correlation, spearman
 from explainers.models import TargetModel
-from explainers.report.figures import require
 from explainers.report.labels import make_title
 from explainers.results.reading import Results
 from explainers.runtime.sampling import random_patches, stream, uniform

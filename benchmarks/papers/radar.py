@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from benchmarks.papers.figures import numbers_with_arrows, require
 from explainers.errors import InputError
-from explainers.report.figures import numbers_with_arrows, require
 from explainers.report.labels import direction, legend_below, make_title, names_in
 from explainers.results.reading import Results
 

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from benchmarks.papers.figures import require, scale_logarithmically
 from explainers.errors import InputError, checks_choices
 from explainers.metrics.agreement import Agreement
-from explainers.report.figures import require
-from explainers.report.labels import choose_colours, legend_below, make_title, names_in, scale_logarithmically
+from explainers.report.labels import choose_colours, legend_below, make_title, names_in
 from explainers.report.lambda_figure import lambda_curves
 from explainers.results.reading import Results
 from explainers.vectors.lambda_sweep import best_point

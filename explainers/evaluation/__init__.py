@@ -5,17 +5,9 @@ from typing import TYPE_CHECKING
 from explainers import import_at_use
 
 if TYPE_CHECKING:
-    from explainers.evaluation.evaluation import Evaluation, Measurement, measure
+    from explainers.evaluation.evaluation import Evaluation
     from explainers.evaluation.evaluation_module import EvaluationModule
 else:  # at first use: the modules need Lightning, the others torchmetrics
-    __getattr__ = import_at_use(
-        __name__,
-        {
-            "Evaluation": "explainers.evaluation.evaluation",
-            "EvaluationModule": "explainers.evaluation.evaluation_module",
-            "Measurement": "explainers.evaluation.evaluation",
-            "measure": "explainers.evaluation.evaluation",
-        },
-    )
+    __getattr__ = import_at_use(__name__, "evaluation", "evaluation_module")
 
-__all__ = ["Evaluation", "EvaluationModule", "Measurement", "measure"]
+__all__ = ["Evaluation", "EvaluationModule"]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from explainers.errors import InputError, check_positive
+from explainers.errors import check_positive
 from explainers.metrics.means import Mean, MeanOfImages, Metric, Ratios
 
 Agreement = Literal["e_rmse", "relative_error", "iou", "rank_correlation"]
@@ -60,16 +60,11 @@ def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
     Returns:
         (B,), in [0, 1].
 
-    Raises:
-        InputError: if `k` is not in 1 ... N.
-
     The three most important patches are {0, 1, 2} and {0, 2, 3}, which share two of four patches:
 
     >>> iou_at_k(torch.tensor([[3, 2, 1, 0]]), torch.tensor([[3, 0, 2, 1]]), k=3).tolist()
     [0.5]
     """
-    if not 1 <= k <= first.shape[-1]:
-        raise InputError(f"expected k from 1 to {first.shape[-1]}, the number of patches, got {k}")
     chosen, of_other = (_find_chosen(scores, k) for scores in (first, second))
     common = (chosen * of_other).sum(-1)
     return common / (2 * k - common)

@@ -77,11 +77,6 @@ def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
     """
     check_truth(heatmaps, truth)
     rows, columns = heatmaps.shape[1:]
-    if truth.shape[1] % rows or truth.shape[2] % columns:
-        raise InputError(
-            f"expected truth whose height and width are multiples of the {rows} × {columns} patches, got"
-            f" {list(truth.shape[1:])} pixels: crop or resize truth like the images"
-        )
     patches = truth.unflatten(1, (rows, -1)).unflatten(-1, (columns, -1))  # (B, rows, height, columns, width)
     return _average_precision(heatmaps.flatten(1), patches.sum((2, 4)).flatten(1), patches[0, 0, :, 0].numel())
 

@@ -1,7 +1,8 @@
 """Explainers that need no training. Their names are known without torch; a class is imported at its first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from explainers import import_at_use
 
 if TYPE_CHECKING:
     from explainers.posthoc.attention import (
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
         TokenTM,
         TransformerAttribution,
     )
-    from explainers.posthoc.baselines import Chance, GreedyOrder
-    from explainers.posthoc.caap import CAAP
+    from explainers.posthoc.baselines import Chance
     from explainers.posthoc.cam import (
         ElementWiseCAM,
         GradCAM,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     )
     from explainers.posthoc.clip_methods import NACLIP, GradECLIP, MaskCLIP
     from explainers.posthoc.contributions import ALTI, AttIN, GlobEnc
-    from explainers.posthoc.dave import DAVE
     from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
     from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
     from explainers.posthoc.lime import LIME
@@ -44,10 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALTI",
-    "CAAP",
     "CAM",
     "CAT",
-    "DAVE",
     "GAE",
     "LIME",
     "LRP",
@@ -76,7 +73,6 @@ __all__ = [
     "GradECLIP",
     "GradSAM",
     "GradientSHAP",
-    "GreedyOrder",
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
@@ -109,7 +105,7 @@ __all__ = [
 ]
 
 MODULES = (
-    *("attention", "baselines", "caap", "cam", "clip_methods", "contributions", "dave", "gradients", "layerwise"),
+    *("attention", "baselines", "cam", "clip_methods", "contributions", "gradients", "layerwise"),
     *("lime", "masks", "names", "patch_vectors", "pixel_gradients", "propagation", "vit_cx"),
 )
 """Modules of this room, in which a name is looked for."""
@@ -128,10 +124,4 @@ def __dir__() -> list[str]:
 
 
 if not TYPE_CHECKING:  # type checkers see the imports above
-
-    def __getattr__(name: str) -> Any:
-        for module in MODULES if name in __all__ else ():
-            loaded = vars(import_module(f"{__name__}.{module}"))
-            if name in loaded:
-                return loaded[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = import_at_use(__name__, *MODULES)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import InputError, check_positive
+from explainers.errors import check_positive
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, add_maps, rollout
@@ -257,9 +257,6 @@ class TokenTM(WhiteBox):
             multiplies the means, as LibraGrad's code does.
         mlp: include U_MLP.
         measured: what W contains: `both`, or as an ablation the `length` or the `direction` alone; R_0 stays.
-
-    Raises:
-        InputError: if a scale of correlations is given to weights without them.
     """
 
     reads = Reads(attention=True)
@@ -277,8 +274,6 @@ class TokenTM(WhiteBox):
         measured: Measured = "both",
     ) -> None:
         super().__init__(target, grid, output)
-        if measured == "length" and scale != "mean":
-            raise InputError(f"expected no scale of correlations with measured=length, got scale={scale}: leave it out")
         if transformed == "values":
             head_projections(target, 0)  # raises an InputError now rather than in the first batch
         self.transformed = transformed

@@ -5,12 +5,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Layerwise, add_maps
 from explainers.posthoc.white_box import Gradients, Output, Reads
-from explainers.transformer.blocks import find_blocks
 from explainers.transformer.recording import Record
 
 
@@ -74,11 +72,6 @@ class AttIxG(Layerwise):
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0, next_input: bool = False
     ) -> None:
         super().__init__(target, grid, output, layer)
-        if next_input and self.start == len(find_blocks(target)) - 1:
-            raise InputError(
-                f"expected a layer before the last one of {target.name}, because next_input reads the layer after it,"
-                f" got layer={layer}: take a lower layer or next_input=False"
-            )
         self.next_input = next_input
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:

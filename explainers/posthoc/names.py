@@ -16,7 +16,6 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import Layerwise, Transitions
 from explainers.posthoc.propagation import libra
-from explainers.posthoc.white_box import WhiteBox
 
 posthoc: Any = importlib.import_module("explainers.posthoc")  # no import statement, because it lists this module
 
@@ -61,8 +60,7 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
     try:
         return _build(method, target, grid, options)
     except UnsupportedModel as error:
-        # Tables list Chance and GreedyOrder for comparison; nobody takes them to explain
-        possible = [name for name in methods_for(target, grid) if name not in ("Chance", "GreedyOrder")]
+        possible = [name for name in methods_for(target, grid) if name != "Chance"]
         raise UnsupportedModel(f"{error.wanted} for {method}", error.got, f"one of {', '.join(possible)}") from error
 
 
@@ -90,10 +88,7 @@ def _find_class(name: str) -> Any:
         close = [by_small_letters[each] for each in difflib.get_close_matches(name.lower(), by_small_letters, 3)]
         hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(names)}"
         raise InputError(f"expected a method of explainers.posthoc, got {name}: {hint}")
-    kind = getattr(posthoc, plain)
-    if not issubclass(kind, WhiteBox):
-        raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {plain} is not one")
-    return kind
+    return getattr(posthoc, plain)
 
 
 def _check_aggregation(kind: type, aggregation: str) -> None:

@@ -9,11 +9,10 @@ from torch import Tensor
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.models.inputs import Functionals, resolve_functionals
 from explainers.posthoc.white_box import FunctionalMethod, Output
 from explainers.training.trunk import Decomposition, at_patches
 from explainers.transformer.blocks import find_blocks, layer_index
-from explainers.transformer.direct_paths import check_direct, head_paths, parse_heads, record_direct
+from explainers.transformer.direct_paths import check_direct, record_direct
 from explainers.transformer.path_flow import check_flow, count_patches, read_paths, record_flow, sum_paths
 from explainers.transformer.recording import Record
 from explainers.transformer.stage_paths import StageRecord, check_stage_paths, record_stage_paths
@@ -89,7 +88,6 @@ class CAM(PatchVectors):
 class PathVectors(PatchVectors):
     """Base class of methods whose vectors are sums of paths through `blocks`, which `recorder` records in one pass."""
 
-    heads: tuple[tuple[int, int], ...] | None = None
     blocks: list[int]
     recorder: Callable[[TargetModel, Sequence[int]], AbstractContextManager[Record]]
 
@@ -105,7 +103,7 @@ class PathVectors(PatchVectors):
         def vectors(patches: Tensor) -> Tensor:
             if count_patches(self.target, record) != self.grid.num_patches:
                 return at_patches(self.patches_on_grid(self._paths(record).mT).flatten(2).mT, patches)
-            return sum_paths(self.target, record, patches, None, self.heads).float()
+            return sum_paths(self.target, record, patches).float()
 
         return embeddings, products, vectors
 
@@ -118,7 +116,7 @@ class PathVectors(PatchVectors):
 
     def _paths(self, record: Record | StageRecord, functionals: Tensor | None = None) -> Tensor:
         """The sum of the paths of all blocks: c_z (B, N', D), or v · c_z (B, N', V)."""
-        return read_paths(self.target, record, functionals, self.heads).float().sum(1)
+        return read_paths(self.target, record, functionals).float().sum(1)
 
     def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
         embeddings, record = self._read(images)
@@ -132,46 +130,20 @@ class PathVectors(PatchVectors):
 class DirectPaths(PathVectors):
     """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
 
-    For CLIP, it is the decomposition over patches, and with `heads` over heads that specialise in a property, of
-    Gandelsman et al. (ICLR 2024). `head_scores` finds such heads.
+    For CLIP, it is the decomposition over patches of Gandelsman et al. (ICLR 2024).
 
     Args:
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
-        heads: pairs (block, head) whose paths are summed, such as [(10, 3), (11, 0)]; a negative block counts from the
-            last. `None` for all heads of the blocks from `start` on.
     """
 
     recorder = staticmethod(record_direct)
 
     def __init__(
-        self,
-        target: TargetModel,
-        grid: PatchGrid,
-        output: Output = "logit",
-        start: int | None = None,
-        heads: Sequence[Sequence[int]] | None = None,
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
     ) -> None:
         super().__init__(target, grid, output)
-        if heads is not None and start is not None:
-            raise InputError(f"expected heads or start, got heads and start={start}: leave out start")
-        self.start = start
-        self.heads = None if heads is None else parse_heads(target, heads)
-        self.blocks = list_blocks(target, start) if self.heads is None else sorted({block for block, _ in self.heads})
+        self.blocks = list_blocks(target, start)
         check_direct(target, self.blocks)
-
-    @torch.no_grad()
-    def head_scores(self, images: Tensor, functionals: Functionals) -> Tensor:
-        """Compute how much each head adds to v · G(x) by its direct paths, summed over the patches.
-
-        The arguments are those of `explain`; the result (B, L, A) or (B, V, L, A) is of all A heads of the L blocks in
-        `self.blocks`.
-        """
-        self.grid.check(images)
-        functionals_of = resolve_functionals(functionals, images, self.target.embed_dim)
-        with record_direct(self.target, self.blocks) as record:
-            embeddings = self.target.embed(self.target.normalise(images))
-        scores = head_paths(self.target, record, functionals_of(embeddings)).float().sum(3).movedim(-1, 1)
-        return scores[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else scores
 
 
 class PathFlow(PathVectors):

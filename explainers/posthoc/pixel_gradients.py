@@ -242,16 +242,14 @@ class IntegratedGradients(PixelExplainer):
 
 
 class GradientSHAP(PixelExplainer):
-    """Mean of x ⊙ ∇f(r x) over random r in [0, 1] and noise on x, summed over each patch (Lundberg & Lee, 2017).
+    """Mean of x ⊙ ∇f(r x) over random r in [0, 1], summed over each patch (Lundberg & Lee, 2017).
 
-    The reference is the mean pixel, 0. Every image gets the same r and the same noise. captum, and TVE with it, uses 5
-    samples without noise.
+    The reference is the mean pixel, 0. Every image gets the same r. captum, and TVE with it, uses 5 samples.
 
     Args:
         samples: number of random points.
-        stdevs: standard deviation of the noise, in units of normalised pixels.
-        multiply_by_inputs: multiply by the noisy x; TVE's Appendix F does not.
-        seed: seed of r and of the noise.
+        multiply_by_inputs: multiply by x; TVE's Appendix F does not.
+        seed: seed of r.
     """
 
     def __init__(
@@ -259,25 +257,19 @@ class GradientSHAP(PixelExplainer):
         target: TargetModel,
         grid: PatchGrid,
         samples: int = 50,
-        stdevs: float = 0.0,
         multiply_by_inputs: bool = True,
         chunk_size: int = 64,
         seed: int = 0,
     ) -> None:
         super().__init__(target, grid, chunk_size)
         check_positive(samples=samples)
-        check_range(0, stdevs=stdevs)
         self.samples = self.forward_passes = samples
-        self.stdevs = stdevs
         self.multiply_by_inputs = multiply_by_inputs
         self.seed = seed
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
-        noisy = part[:, None]
-        if self.stdevs:
-            noisy = noisy + self.stdevs * gaussian_noise(numbers, part.shape[1:], self.seed)
         coefficients = uniform(numbers, self.seed).to(part)[:, None, None, None]
-        return coefficients * noisy, noisy if self.multiply_by_inputs else 1.0
+        return coefficients * part[:, None], part[:, None] if self.multiply_by_inputs else 1.0
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)

@@ -72,7 +72,7 @@ def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
 
     def build(target: TargetModel, grid: PatchGrid) -> WhiteBox:
         method = of(target=target, grid=grid)
-        if method.rules != Rules() or method.ignores_classes:
+        if not isinstance(method, WhiteBox) or method.rules != Rules() or method.ignores_classes:
             name = type(method).__name__
             raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {name} is not one")
         find_blocks(target)  # raises an InputError for a CNN, whose stages have no rules

@@ -13,7 +13,7 @@ variance that the deviations of patches from the prior explain."""
 
 BELIEF = 2.0, 0.5
 """Parameters of the beta distribution that 1 / (1 + strength), the explained part of the variance, has before any pair.
-Few pairs hardly tell it; `benchmarks/error_coverage.py` measures that intervals are then wide enough."""
+Few pairs hardly tell it; by the measurements in docs/how_to/refine.md, intervals are then wide enough."""
 
 TINY = 1e-9  # what is below this part of the largest counts as 0
 

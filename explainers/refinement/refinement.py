@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
     """Heatmaps, and the standard error of every patch: (B, rows, columns) each, or (B, V, rows, columns).
 
     Standard errors are those of differences between patches: they do not include an offset that all patches share.
-    1.96 of them are a 95 % interval for what endless passes give, see `benchmarks/error_coverage.py`. They are infinite
+    1.96 of them are a 95 % interval for what endless passes give, see docs/how_to/refine.md. They are infinite
     where nothing was fitted, as with `fit="again"`, and where few patches gave less than four different pairs.
     """
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from explainers.report.tables import Reference
 
 # Both are for evaluations, which need Lightning; `overlays` does not
-__getattr__ = import_at_use(
-    __name__, {"Pictures": "explainers.report.pictures", "Reference": "explainers.report.tables"}
-)
+__getattr__ = import_at_use(__name__, "tables", "pictures")
 
 __all__ = ["Pictures", "Reference"]

@@ -7,7 +7,6 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
 METHODS = {"anyhead": "AnyHead", "tve": "TVE"}  # method, as configs call it → its name in tables and figures
 
@@ -46,20 +45,3 @@ def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
     lines = math.ceil(len(handles) / columns)
     figure.set_figheight(figure.get_figheight() + 0.21 * max(0, lines - 3))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
-
-
-class PlainNumbers(LogFormatter):
-    """Labels of a logarithmic axis without formulas, which figures that show users' names are drawn without."""
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        """The label of a number; empty where there would be too many labels."""
-        return f"{x:g}" if super().__call__(x, pos) else ""
-
-
-def scale_logarithmically(axis: Axes, sides: str) -> None:
-    """Scale the sides `x`, `y` or `xy` of a panel logarithmically."""
-    for side in sides:
-        axis.set(**{f"{side}scale": "log"})
-        ticks = axis.xaxis if side == "x" else axis.yaxis
-        ticks.set_major_formatter(PlainNumbers())
-        ticks.set_minor_formatter(PlainNumbers(minor_thresholds=(1, 0.4)))

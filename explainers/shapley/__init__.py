@@ -10,7 +10,7 @@ from explainers.shapley.shapley import Shapley, ShapleyLoss
 if TYPE_CHECKING:
     from explainers.shapley.surrogate import Surrogate
 
-__getattr__ = import_at_use(__name__, {"Surrogate": "explainers.shapley.surrogate"})  # it needs Lightning
+__getattr__ = import_at_use(__name__, "surrogate")  # it needs Lightning
 
 __all__ = [
     "FastSHAPNetwork",

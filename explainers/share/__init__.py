@@ -10,13 +10,6 @@ if TYPE_CHECKING:
     from explainers.share.views import NormalisedModel
 
 # They need torch, which takes seconds; `explainers list` needs `available` alone
-__getattr__ = import_at_use(
-    __name__,
-    {
-        "NormalisedModel": "explainers.share.views",
-        "Pretrained": "explainers.share.pretrained",
-        "load": "explainers.share.pretrained",
-    },
-)
+__getattr__ = import_at_use(__name__, "views", "pretrained")
 
 __all__ = ["NormalisedModel", "Pretrained", "available", "load"]

@@ -10,14 +10,7 @@ if TYPE_CHECKING:
     from explainers.training.classifier import Classifier
     from explainers.training.training_module import ExplainerTraining, TrainingModule
 
-__getattr__ = import_at_use(
-    __name__,
-    {
-        "Classifier": "explainers.training.classifier",
-        "ExplainerTraining": "explainers.training.training_module",
-        "TrainingModule": "explainers.training.training_module",
-    },
-)
+__getattr__ = import_at_use(__name__, "classifier", "training_module")
 """LightningModules are imported at first use, because explaining images does without Lightning."""
 
 __all__ = ["Classifier", "ExplainerTraining", "NetworkExplainer", "TrainingModule", "warmup_cosine", "warmup_linear"]

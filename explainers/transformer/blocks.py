@@ -182,9 +182,7 @@ def attention_module(target: TargetModel, block: int, kind: Features) -> nn.Modu
     if not hasattr(target.backbone, "blocks"):
         blocks = target.backbone.layers[-2].blocks
         names["attention"] = "drop_path1"  # `attn` returns separate windows, `drop_path1` the joined map
-    if not -len(blocks) <= block < len(blocks):
-        raise InputError(f"expected a block from {-len(blocks)} to {len(blocks) - 1} of {target.name}, got {block}")
-    return getattr(blocks[block], names[kind])
+    return getattr(blocks[layer_index(target, block, blocks)], names[kind])
 
 
 def attention_channels(target: TargetModel) -> int:

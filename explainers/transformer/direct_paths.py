@@ -6,16 +6,15 @@ scale of the final normalisation is a constant, patch z contributes a vector r_z
 linear functional v of the embedding. Direct paths need neither training nor a backward pass.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import InputError, UnsupportedModel, check_distinct
+from explainers.errors import InputError, UnsupportedModel
 from explainers.models import TargetModel
-from explainers.transformer.blocks import find_blocks, head_projections, layer_index, num_prefix_tokens, readout
+from explainers.transformer.blocks import find_blocks, head_projections, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, attach_record
 from explainers.transformer.rules import Rules
 
@@ -39,23 +38,17 @@ def read_tokens(target: TargetModel) -> Callable[[int], Tensor]:
 
 
 @torch.no_grad()
-def direct_paths(
-    target: TargetModel,
-    record: Record,
-    functionals: Tensor | None = None,
-    heads: Collection[tuple[int, int]] | None = None,
-) -> Tensor:
+def direct_paths(target: TargetModel, record: Record, functionals: Tensor | None = None) -> Tensor:
     """Compute r_zl of all patches z and the L recorded blocks l, (B, L, N, D), or v · r_zl, (B, L, N, V).
 
     Args:
         target: the recorded model.
         record: what `record_direct` recorded.
         functionals: v, (B, V, D).
-        heads: pairs (block, head) whose paths are summed; `None` for all.
     """
     prefix = num_prefix_tokens(target)
     paths = []
-    for layer, row, values in zip(record.blocks, read_rows(target, record, heads), record.values, strict=True):
+    for layer, row, values in zip(record.blocks, read_rows(target, record), record.values, strict=True):
         carried = values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]  # (B, N, A, d)
         projection = head_projections(target, layer).movedim(0, -1)  # (A, d, D)
         written = project_into_embedding(target, projection).to(carried.dtype).flatten(0, 1)
@@ -64,52 +57,15 @@ def direct_paths(
     return torch.stack(paths, 1)
 
 
-def read_rows(
-    target: TargetModel, record: Record, heads: Collection[tuple[int, int]] | None = None
-) -> Iterator[Tensor]:
+def read_rows(target: TargetModel, record: Record) -> Iterator[Tensor]:
     """Compute Σ_r w_r A^h_rz of each recorded block, (B, A, N): how much of the value of patch z the embedding reads.
 
     It reads tokens r with the weights w_r of `read_factors`. The arguments are those of `direct_paths`.
     """
     prefix = num_prefix_tokens(target)
     factors = read_factors(target, record.final)
-    for layer, attention in zip(record.blocks, record.attention, strict=True):
-        row = torch.einsum("br,bhrt->bht", factors.to(attention.dtype), attention)[..., prefix:]
-        if heads is not None:
-            chosen = [(layer, head) in heads for head in range(row.shape[1])]
-            row = row * torch.tensor(chosen, device=row.device)[:, None]
-        yield row
-
-
-@torch.no_grad()
-def head_paths(target: TargetModel, record: Record, functionals: Tensor) -> Tensor:
-    """Compute the parts of v · r_zl that pass through each head (Gandelsman et al., 2024): (B, L, A, N, V).
-
-    Their sum over the A heads is `direct_paths(target, record, functionals)`. The vectors r_zl are never computed, so
-    few functionals are cheap.
-    """
-    prefix = num_prefix_tokens(target)
-    paths = []
-    for layer, row, values in zip(record.blocks, read_rows(target, record), record.values, strict=True):
-        projection = project_into_embedding(target, head_projections(target, layer).movedim(0, -1))  # (A, d, D)
-        read = torch.einsum("bvc,hdc->bhdv", functionals.to(projection.dtype), projection)
-        paths.append((values[:, :, prefix:] @ read.to(values.dtype)) * row[..., None])
-    return torch.stack(paths, 1)
-
-
-def parse_heads(target: TargetModel, heads: Any) -> tuple[tuple[int, int], ...]:
-    """Check pairs of a block, negative from the last, and one of its heads, and return them with blocks from 0 on."""
-    if not heads or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in heads):
-        raise InputError(f"expected heads as pairs of a block and a head, such as [[10, 3], [11, 0]], got {heads}")
-    found = []
-    for block, head in heads:
-        layer = layer_index(target, block)
-        count = cast(Any, find_blocks(target)[layer]).attn.num_heads
-        if not 0 <= head < count:
-            raise InputError(f"expected heads from 0 to {count - 1} of block {block} of {target.name}, got {head}")
-        found.append((layer, int(head)))
-    check_distinct(heads=found)
-    return tuple(found)
+    for attention in record.attention:
+        yield torch.einsum("br,bhrt->bht", factors.to(attention.dtype), attention)[..., prefix:]
 
 
 def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ over heads. The share that a token got from the class token, or from registers, 
 patch. AnyHead reads rel_l of L blocks; Σ_l v · rel_l is a heatmap.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -118,9 +118,7 @@ def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
     """Raise an InputError if the target has no direct paths, or the blocks are none or not its last ones."""
     check_direct(target, blocks)
     count = len(find_blocks(target))
-    if not blocks:
-        raise InputError(f"expected some of the last blocks of {target.name}, such as [{count - 1}], got none")
-    last = list(range(count - len(blocks), count))
+    last = list(range(count - max(1, len(blocks)), count))
     if list(blocks) != last:
         raise InputError(
             f"expected the last blocks of {target.name}, {last}, because paths flow through all of them,"
@@ -151,17 +149,13 @@ def read_paths(
     target: TargetModel,
     record: Record | StageRecord,
     functionals: Tensor | None = None,
-    heads: Collection[tuple[int, int]] | None = None,
 ) -> Tensor:
-    """Compute the `path_flow` of a record of flow, the `stage_paths` of one of stages, or else the `direct_paths`.
-
-    Direct paths may be of some `heads` alone.
-    """
+    """Compute the `path_flow` of a record of flow, the `stage_paths` of one of stages, or else the `direct_paths`."""
     if isinstance(record, StageRecord):
         return stage_paths(record, functionals)
     if isinstance(record, FlowRecord):
         return path_flow(target, record, functionals)
-    return direct_paths(target, record, functionals, heads)
+    return direct_paths(target, record, functionals)
 
 
 def sum_paths(
@@ -169,7 +163,6 @@ def sum_paths(
     record: Record | StageRecord,
     patches: Tensor | None = None,
     weights: Tensor | None = None,
-    heads: Collection[tuple[int, int]] | None = None,
 ) -> Tensor:
     """Compute Σ_l w_lz p_lz for the paths p_l of some patches z, see `read_paths`, without those of the others.
 
@@ -181,7 +174,6 @@ def sum_paths(
         record: what `record_flow` or `record_direct` recorded.
         patches: their indices, (B, P); `None` for all.
         weights: w, (B, P, L); `None` for 1.
-        heads: see `direct_paths`.
 
     Returns:
         (B, P, D).
@@ -191,7 +183,7 @@ def sum_paths(
     flow = record if isinstance(record, FlowRecord) else None
     with torch.no_grad():  # gradients reach the weights w alone
         mlps = linearise_mlps(target, flow) if flow and has_mlp_paths(target, record.blocks) else []
-        rows = [*read_rows(target, record, heads)]
+        rows = [*read_rows(target, record)]
     dtype = record.values[0].dtype
     own = torch.eye(count_patches(target, record), dtype=dtype, device=record.final.device)
     own = own.expand(len(record.final), -1, -1) if patches is None else own[patches]

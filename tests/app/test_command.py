@@ -371,7 +371,7 @@ BAD = {
     "explain cat.jpg --class tabbi": (1, "--class among the 1000 classes of the model, got tabbi: did you mean tabby"),
     "explain cat.jpg --method RISE(100)": (2, "expected NAME or NAME(option=value, ...), got RISE(100), in which 100"),
     "explain cat.jpg --method GAE,RISE --output map.png": (1, "expected a folder for 2 pictures"),
-    "explain cat.jpg --method GAE --passes 64": (1, "expected --passes with AnyHead, or one of DAVE, GradientSHAP, "),
+    "explain cat.jpg --method GAE --passes 64": (1, "expected --passes with AnyHead, or one of GradientSHAP, "),
     "explain cat.jpg --explainer runs/none": (1, "runs/none"),
     "explain cat.jpg --output cat.jpg": (1, "expected another file than the image itself"),
     "explain cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),

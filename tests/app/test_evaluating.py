@@ -11,7 +11,7 @@ from toys import SILENT
 
 import explainers
 from explainers.errors import InputError
-from explainers.evaluation import Evaluation, measure
+from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.evaluation.result import CURVES
 from explainers.evaluation.sweep import PROBES
 from explainers.masking import select_most_important

@@ -34,7 +34,7 @@ class Slow:
             BEGUN.set()
 
 
-FEW = {"RISE": {"masks": 20}, "LIME": {"samples": 20}, "GreedyOrder": {}}
+FEW = {"RISE": {"masks": 20}, "LIME": {"samples": 20}}
 
 
 @pytest.fixture

@@ -64,7 +64,6 @@ EXPLAINERS = {
     "PathFlow": partial(posthoc.PathFlow, start=1),
     "PathFlow, coarse": lambda target, grid: posthoc.PathFlow(target, COARSE, start=1),
     "DirectPaths": partial(posthoc.DirectPaths, start=1),
-    "DirectPaths, heads": partial(posthoc.DirectPaths, heads=[(0, 1), (3, 2)]),
 }
 
 

@@ -5,22 +5,20 @@ from functools import partial
 import pytest
 import torch
 
-from explainers.metrics import (
-    CURVES,
-    AveragePrecision,
-    BoxAccuracy,
-    PerturbationCurves,
-    PointingGame,
+from explainers.metrics.agreement import (
+    BestFactor,
     RankCorrelation,
-    SaCo,
+    RelativeError,
+    RootMeanSquaredError,
     TopOverlap,
 )
-from explainers.metrics.agreement import BestFactor, RelativeError, RootMeanSquaredError
 from explainers.metrics.cost import Cost, Passes
-from explainers.metrics.curves import QUANTITIES
+from explainers.metrics.curves import CURVES, QUANTITIES
 from explainers.metrics.error_bound import ErrorBound
-from explainers.metrics.localization import Localization, Segmentation
+from explainers.metrics.localization import AveragePrecision, BoxAccuracy, Localization, PointingGame, Segmentation
 from explainers.metrics.means import Accuracy, MeanOfImages, collect_scores, moments, numbers
+from explainers.metrics.perturbation import PerturbationCurves
+from explainers.metrics.saco import SaCo
 
 
 class Given(MeanOfImages):

@@ -22,7 +22,6 @@ STATED = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25), "image_size": 32}
 CLASSES = torch.tensor([3, 0])
 FAST = {
     "GradientSHAP": {"samples": 2},
-    "GreedyOrder": {"candidates": 8, "step": 8},
     "IntegratedGradients": {"steps": 2},
     "LIME": {"samples": 100},
     "RISE": {"masks": 50, "cells": 4},
@@ -167,7 +166,7 @@ def test_a_single_logit_becomes_two(last, images):
 
 CAMS = {"GradCAM", "XGradCAM", "XGradCAMPlus", "GradCAMPlusPlus", "HiResCAM", "ElementWiseCAM", "LayerCAM", "ScoreCAM"}
 GRADIENTS = {"Saliency", "SmoothGrad", "IntegratedGradients", "GradientSHAP", "DeepLift"}
-MASKS = {"RISE", "LIME", "Occlusion", "GreedyOrder", "Chance"}
+MASKS = {"RISE", "LIME", "Occlusion", "Chance"}
 EXPECTED = {
     "beginner": MASKS | GRADIENTS - {"DeepLift"} | CAMS,
     "sequential": MASKS | GRADIENTS | CAMS,

@@ -5,9 +5,9 @@ import references
 import torch
 from test_pixel_gradients import CLASSES
 
+from benchmarks.greedy_order import GreedyOrder, candidate_counts, greedy_order
 from explainers.masking import PatchGrid
 from explainers.models.removal import embed_visible
-from explainers.posthoc.baselines import GreedyOrder, candidate_counts, greedy_order
 
 RANKS = torch.arange(16, 0, -1) / 16
 

@@ -25,9 +25,7 @@ BUDGETS = {
     "GradientSHAP": {"samples": 2},
     "RISE": {"masks": 50, "cells": 4},
     "LIME": {"samples": 40},
-    "GreedyOrder": {"candidates": 4, "step": 4},
     "TAM": {"steps": 2},
-    "DAVE": {"samples": 3},
     "ScoreCAM": {"block": 1},  # the last one of the ResNet has one position for such small images, as for all CAMs
     **dict.fromkeys(CAMS, {"layer": 1}),
 }
@@ -35,7 +33,7 @@ AGGREGATED = ["DecompX-PLUS", "DecompX-SkipPLUS", "GradCAM-PLUS", "GlobEnc-Rollo
 METHODS = [*method_names(), *AGGREGATED]
 CHUNKED = [name for name in method_names() if "chunk_size" in signature(getattr(posthoc, name)).parameters]
 AVERAGED = "CAM", "StagePaths"  # not for ViTs
-READ_A_TRANSFORMER = WhiteBox, PatchVectors, posthoc.ViTCX, posthoc.CAAP, posthoc.DAVE
+READ_A_TRANSFORMER = WhiteBox, PatchVectors, posthoc.ViTCX
 
 
 def find_missing(model, method, target, grid):
@@ -48,7 +46,7 @@ def find_missing(model, method, target, grid):
         return "expected a transformer"
     if model == "DeiT-Tiny distilled" and isinstance(explainer, PatchVectors):
         return "expected one class token or average pooling"
-    if model == "Swin-Tiny" and (reads.attention or reads.biases or isinstance(explainer, PatchVectors | posthoc.CAAP)):
+    if model == "Swin-Tiny" and (reads.attention or reads.biases or isinstance(explainer, PatchVectors)):
         return "expected a model with global attention"
     return None
 

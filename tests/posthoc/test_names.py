@@ -71,7 +71,6 @@ def test_plus_and_rollout_start_at_any_layer(target, grid, images):
         ("AttIxG", {"next_input": 1}, "expected next_input of AttIxG as true or false, got next_input=1"),
         ("RISE-PLUS", {}, "PLUS needs a method that gives a map for each layer, such as DecompX; RISE does not"),
         ("DecompX-Rollout", {}, "Rollout needs a method that gives a matrix .* such as GenAtt; DecompX does not"),
-        ("AttIxG", {"layer": -1, "next_input": True}, "before the last one of .* got layer=-1: take a lower layer"),
         ("RISE", {"mask": 1}, "RISE has no option mask; it has masks, cells"),
     ],
 )

@@ -40,7 +40,7 @@ METHODS = {
     "integrated": (IntegratedGradients, {"steps": 5}),
     "local integrated": (IntegratedGradients, {"steps": 5, "multiply_by_inputs": False}),
     "shap": (GradientSHAP, {"samples": 5}),
-    "noisy shap": (GradientSHAP, {"samples": 5, "stdevs": 0.2, "multiply_by_inputs": False}),
+    "local shap": (GradientSHAP, {"samples": 5, "multiply_by_inputs": False}),
     "deep_lift": (DeepLift, {}),
 }
 
@@ -76,14 +76,13 @@ def test_saliency_and_smooth_grad_are_the_references(target, grid, images):
 @pytest.mark.slow
 @pytest.mark.parametrize("multiply", [True, False])
 def test_path_methods_are_the_references(target, grid, images, multiply):
-    shap = GradientSHAP(target, grid, 6, stdevs=0.3, multiply_by_inputs=multiply, seed=5)(images, CLASSES)
+    shap = GradientSHAP(target, grid, 6, multiply_by_inputs=multiply, seed=5)(images, CLASSES)
     integrated = IntegratedGradients(target, grid, 60, multiply_by_inputs=multiply)(images, CLASSES)
     positions = uniform(torch.arange(6), seed=5).tolist()
-    noises = 0.3 * gaussian_noise(torch.arange(6), (3, 32, 32), seed=5)
     middles = [(i + 0.5) / 200 for i in range(200)]
     for i, image in enumerate(target.normalise(images[:2])):
         score = logit(target, CLASSES[i])
-        close(shap[i], slow.path(score, image, positions, 4, multiply, noises))
+        close(shap[i], slow.path(score, image, positions, 4, multiply))
         close(integrated[i], slow.path(score, image, middles, 4, multiply), 2e-3)  # another quadrature
 
 
@@ -113,16 +112,14 @@ def test_captum_computes_the_same(make_target, grid, images, multiply, name):
 
 @pytest.mark.parametrize("multiply", [True, False])
 def test_gradient_shap_is_captums_on_the_numbers_that_captum_draws(target, grid, images, multiply, monkeypatch):
-    """captum multiplies by its own noisy images, as ours does."""
     normalised = target.normalise(images[:1])
-    positions, noises = uniform(torch.arange(6), 3), gaussian_noise(torch.arange(6), (3, 32, 32), 3)
+    positions = uniform(torch.arange(6), 3)
     monkeypatch.setattr("numpy.random.uniform", lambda low, high, count: positions.numpy()[:count])
-    monkeypatch.setattr(torch, "normal", lambda mean, std: mean + std * noises)
     theirs = captum.attr.GradientShap(Explained(target), multiply).attribute(
-        normalised, torch.zeros_like(normalised), n_samples=6, stdevs=0.2, additional_forward_args=(CLASSES[:1],)
+        normalised, torch.zeros_like(normalised), n_samples=6, additional_forward_args=(CLASSES[:1],)
     )
     monkeypatch.undo()
-    ours = GradientSHAP(target, grid, 6, 0.2, multiply, seed=3)
+    ours = GradientSHAP(target, grid, 6, multiply, seed=3)
     close(ours(images[:1], CLASSES[:1]), ours.over_patches(theirs.sum(1)))
 
 

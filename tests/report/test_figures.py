@@ -12,6 +12,7 @@ from matplotlib import rc_context
 from matplotlib.colors import to_hex
 
 from benchmarks.papers.approximation import approximation_scatter
+from benchmarks.papers.figures import ablation_bars, fidelity_against_speed, fidelity_bars, fidelity_curves, ranking
 from benchmarks.papers.radar import radar
 from benchmarks.papers.run_figures import (
     cost_of_tasks,
@@ -22,7 +23,6 @@ from benchmarks.papers.run_figures import (
     throughput_bars,
 )
 from explainers.errors import InputError
-from explainers.report.figures import ablation_bars, fidelity_against_speed, fidelity_bars, fidelity_curves, ranking
 from explainers.report.labels import choose_colours
 from explainers.running.targets import named_options
 

@@ -5,7 +5,7 @@ import torch
 from browser import content
 from PIL import Image
 
-from explainers.report.figures import fidelity_bars, fidelity_curves
+from benchmarks.papers.figures import fidelity_bars, fidelity_curves
 from explainers.report.overlays import draw_annotated, to_pillow
 from explainers.report.pictures import write_pictures
 from explainers.report.publish import publish

@@ -6,7 +6,7 @@ import torch
 from references_attention import SWIN, agree
 
 from explainers.errors import InputError
-from explainers.transformer.direct_paths import direct_paths, head_paths, record_direct
+from explainers.transformer.direct_paths import direct_paths, record_direct
 
 MODELS = {name: model for name, model in slow.MODELS.items() if name != "distilled"}
 MODELS["average_of_normalised"] = ("vit_tiny_patch16_224", {"global_pool": "avg", "fc_norm": False})
@@ -55,21 +55,6 @@ def test_each_path_is_what_attention_moves_from_the_patch(model, images):
         seen, prefix = slow.walk(model, model.normalise(images)[1]), model.backbone.num_prefix_tokens
         wanted = [[embed_part(seen, move_by_attention(seen, layer, prefix + z)) for z in range(16)] for layer in (0, 1)]
         agree(found[1], torch.stack([torch.stack(row) for row in wanted]), 1e-10)
-
-
-def test_each_path_of_a_head_is_what_it_moves_from_the_patch(model, images):
-    model = model.double()
-    with slow.in_double(), torch.no_grad():
-        functionals = torch.randn(5, 2, 24)
-        with record_direct(model, [0, 1]) as record:
-            model.embed(model.normalise(images))
-        found = head_paths(model, record, functionals)
-        agree(found.sum(2), direct_paths(model, record, functionals), 1e-10)
-        seen, prefix = slow.walk(model, model.normalise(images)[1]), model.backbone.num_prefix_tokens
-        for head in range(3):
-            for z in range(16):
-                part = seen.attention[1][head][:, prefix + z, None] * seen.paths[1][head][prefix + z]
-                agree(found[1, 1, head, z], functionals[1] @ embed_part(seen, part), 1e-10)
 
 
 def test_paths_are_parts_of_the_embedding(model, images):

@@ -1,5 +1,6 @@
 """The flow of paths, against autograd through the class token and loops over patches."""
 
+import re
 from functools import partial
 
 import pytest
@@ -105,15 +106,9 @@ def test_a_planted_patch_gets_what_another_patch_took_from_it(target, images):
 
 
 def test_other_blocks_than_the_last_are_refused(target, make_target):
-    line = (
-        r"^expected the last blocks of vit_tiny_patch16_224, \[1\], because paths flow through all of them, got"
-        r" \[0\]: give these, or paths=direct$"
-    )
-    with pytest.raises(InputError, match=line), record_flow(target, [0]):
-        pass
-    with pytest.raises(
-        InputError, match=r"^expected some of the last blocks of vit_tiny_patch16_224, such as \[1\], got none"
-    ):
-        record_flow(target, []).__enter__()
+    line = r"^expected the last blocks of vit_tiny_patch16_224, \[1\], because .*, got {}: give these, or paths=direct$"
+    for blocks in ([0], []):
+        with pytest.raises(InputError, match=line.format(re.escape(str(blocks)))):
+            record_flow(target, blocks).__enter__()
     with pytest.raises(InputError, match="^expected one class token or average pooling"):
         record_flow(make_target("deit_tiny_distilled_patch16_224"), [1]).__enter__()

@@ -1,4 +1,4 @@
-"""Figures of results.json files; those that single papers need are in `benchmarks.papers`."""
+"""Figures of TVE from results.json files, and a ranking of many explainers; configs/names/figures.yaml names them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from explainers.errors import InputError
 from explainers.metrics.curves import CURVES
@@ -16,7 +17,6 @@ from explainers.report.labels import (
     legend_below,
     make_title,
     names_in,
-    scale_logarithmically,
 )
 from explainers.results.reading import COSTS, Results
 
@@ -241,3 +241,20 @@ def require(results: Results, *columns: str) -> None:
             missing = [column for column in columns if column not in numbers]
             if missing:
                 raise InputError(f"nothing to draw of {name} on {task}: its results hold no {', '.join(missing)}")
+
+
+class PlainNumbers(LogFormatter):
+    """Labels of a logarithmic axis without formulas, which figures that show users' names are drawn without."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The label of a number; empty where there would be too many labels."""
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
+def scale_logarithmically(axis: Axes, sides: str) -> None:
+    """Scale the sides `x`, `y` or `xy` of a panel logarithmically."""
+    for side in sides:
+        axis.set(**{f"{side}scale": "log"})
+        ticks = axis.xaxis if side == "x" else axis.yaxis
+        ticks.set_major_formatter(PlainNumbers())
+        ticks.set_minor_formatter(PlainNumbers(minor_thresholds=(1, 0.4)))
