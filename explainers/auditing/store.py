@@ -26,11 +26,12 @@ from explainers.errors import InputError
 from explainers.images.listing import several
 from explainers.runtime.progress import progress, watching
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
-from explainers.saved.weights import name_difference, read_header, read_tensors, save_tensors
+from explainers.saved.weights import name_difference, read_header, read_sealed, read_tensors, save_tensors, seal
 
 NAMES = tuple(field.name for field in fields(Evidence))
 
 KIND = "the evidence of an audit"
+ADVICE = "delete it, and repeat the command of the audit"
 
 PLAIN = (bool, int, float, str, list, tuple, NoneType)
 """Types of the settings of an explainer."""
@@ -104,6 +105,7 @@ class EvidenceStore:
     def __init__(self, folder: str | Path, shard_size: int = 1024) -> None:
         self.folder = Path(folder) / "evidence"
         self.shard_size = shard_size
+        self.checked: set[tuple[Path, tuple[int, int] | None]] = set()
 
     def collect(self, explainer: Any, source: Source, strongest: int = 40) -> bool:
         """Take the evidence of all images that the folder lacks, and store it.
@@ -146,55 +148,87 @@ class EvidenceStore:
                     part = take_evidence(explainer, pixels, labels, strongest)
                     parts.append(replace(part, numbers=torch.tensor(numbers)))
                     bar.update(len(numbers))
-                save_tensors(_join(parts), self._path(number), own)
+                rows, header = _join(parts), own | {"shard": number}
+                save_tensors(rows, self._path(number), header | {"sha256": seal(header, rows)})
         if rank == 0:
-            self._wait(len(shards), processes)
-            self._name_broken(source.names)
+            self._wait(own, processes)
+            self._name_broken(own, source.names)
         return rank == 0
 
     def shards(self) -> Iterator[Evidence]:
-        """Read one shard after the other, in the order of the images; a shard of broken files alone is left out."""
-        for path in self._paths():
-            _, tensors = read_tensors(path, KIND)
-            if len(tensors["numbers"]):
-                yield Evidence(**tensors)
+        """Read one shard after the other, in the order of the images; a shard of broken files alone is left out.
+
+        Raises:
+            InputError: for a shard that is missing, or not as it was written.
+        """
+        for path in self._paths(self._read(self._path(0))[0]):
+            rows = self._read(path)[1]
+            if len(rows["numbers"]):
+                yield Evidence(**rows)
 
     def identity(self) -> Identity:
         """What the evidence depends on: `target`, `explainer`, `images`, `strongest` and `shard_size`."""
-        return read_header(self._path(0), KIND)
+        header = self._read(self._path(0))[0]
+        self._name_others(header)
+        return {name: value for name, value in header.items() if name not in ("shard", "sha256")}
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:05}.safetensors"
 
-    def _paths(self) -> list[Path]:
-        """The files of all shards that are written."""
-        return sorted(self.folder.glob("[0-9]*.safetensors"))
+    def _paths(self, own: Identity) -> list[Path]:
+        """The files of all shards of evidence with an identity, whether they are written or not."""
+        return [self._path(number) for number in range(-(-own["images"]["count"] // own["shard_size"]))]
+
+    def _name_others(self, own: Identity) -> None:
+        """Warn of files beside the shards, such as copies of them."""
+        paths = self._paths(own)
+        others = sorted({*self.folder.glob("[0-9]*.safetensors")} - {*paths})
+        if others:
+            warnings.warn(f"left out: {several(others)} beside the {len(paths)} shards in {self.folder}", stacklevel=3)
+
+    def _read(self, path: Path) -> tuple[Identity, dict[str, Tensor]]:
+        """Read a shard; the first time, an InputError unless it is as it was written, under its own number."""
+        status = path.stat() if path.is_file() else None
+        stamp = path, status and (status.st_size, status.st_mtime_ns)
+        if stamp in self.checked:
+            return read_tensors(path, KIND)
+        header, rows = read_sealed(path, KIND, ADVICE)
+        if header["shard"] != int(path.stem):
+            raise InputError(f"{path}: expected shard {int(path.stem)}, got a copy of {header['shard']}: {ADVICE}")
+        self.checked.add(stamp)
+        return header, rows
 
     def _check(self, own: Identity) -> None:
-        """Raise an InputError if the folder holds the evidence of another audit."""
+        """Raise an InputError if the folder holds the evidence of another audit, or a damaged shard."""
         stated = json.loads(json.dumps(own))  # as a header has it
-        for path in self._paths():
+        self._name_others(own)
+        written = [path for path in self._paths(own) if path.exists()]
+        for path in written:
             difference = name_difference(read_header(path, KIND), stated)
             if difference is not None:
                 raise InputError(
                     f"output: expected a folder of this audit alone, got {self.folder.parent}, which holds another"
                     f" audit, which differs in {difference}: give another folder, or delete this one"
                 )
+        for path in written:
+            self._read(path)
 
-    def _wait(self, shards: int, processes: int) -> None:
+    def _wait(self, own: Identity, processes: int) -> None:
         """Wait until other processes have written their shards."""
-        with progress("waiting for other processes", shards, "shard", len(self._paths())) as bar:
-            if bar.n < shards:
+        paths = self._paths(own)
+        written = sum(path.exists() for path in paths)
+        with progress("waiting for other processes", len(paths), "shard", written) as bar:
+            if bar.n < len(paths):
                 line = f"process 0 of {processes} is done and waits for the others; start those again that have ended"
                 print(line, file=sys.stderr, flush=True)
-            while bar.n < shards:
+            while bar.n < len(paths):
                 time.sleep(WAITING)
-                bar.update(len(self._paths()) - bar.n)
+                bar.update(sum(path.exists() for path in paths) - bar.n)
 
-    def _name_broken(self, names: Sequence[str]) -> None:
+    def _name_broken(self, own: Identity, names: Sequence[str]) -> None:
         """Warn of images without evidence, whose files are broken; an InputError if all are."""
         broken = {*range(len(names))}
-        for path in self._paths():
+        for path in self._paths(own):
             with safe_open(path, "pt") as file:
                 broken.difference_update(file.get_tensor("numbers").tolist())
         files = f"{several([Path(names[number]) for number in sorted(broken)])} that cannot be decoded"

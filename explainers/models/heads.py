@@ -11,7 +11,11 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError, check_positive
 from explainers.saved.identity import Identity
-from explainers.saved.weights import check_floating, read_weights, save_weights
+from explainers.saved.weights import check_forms, check_keys, read_weights, save_weights
+
+LINEAR = {"weight": "F K D", "bias": "F K"}
+COSINES = {"weight": "F K E", "scale": "F", "projection?": "F E D", "bias?": "F K"}
+"""What the file of a linear head holds, and that of one of cosines."""
 
 
 class DistilledHead(nn.Module):
@@ -119,17 +123,22 @@ def load_head(path: str | Path) -> tuple[nn.Module, Identity]:
     """
     if not Path(path).is_file():
         raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
-    identity, weights = read_weights(path, "a linear head")
-    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
-    if {"weight", "scale"} <= weights.keys() <= {"weight", "scale", "projection", "bias"}:
-        scale = weights["scale"].item()
-        return ProjectedHead(weights["weight"], weights.get("projection"), True, scale, weights.get("bias")), identity
-    if weights.keys() != {"weight", "bias"}:
-        raise InputError(f"expected weight and bias of a linear head in {path}, got {', '.join(weights)}")
-    classes, width = weights["weight"].shape
-    head = nn.Linear(width, classes)
-    head.load_state_dict(weights)
-    return head, identity
+    identity, read = read_weights(path, "a linear head")
+    check_forms(path, COSINES if "scale" in read else LINEAR)
+    weights: dict[str, Any] = {name: value.float() for name, value in read.items()}
+    count, width = weights["weight"].shape
+    if identity:
+        check_keys(identity, {"target": "dictionary", "classes": "texts"}, path)
+        named = len(identity["classes"])
+        if named not in (0, count, max(2, count)):  # two names of a single logit
+            raise InputError(f"{path}: expected names of {count} classes, got {named}: give another file")
+    if "scale" not in weights:
+        head = nn.Linear(width, count)
+        head.load_state_dict(weights)
+        return head, identity
+    scale = weights.pop("scale").item()
+    check_keys({"scale": scale}, {"scale": "positive number"}, path)
+    return ProjectedHead(**weights, scale=scale), identity
 
 
 def check_head_gives_logits(head: nn.Module, embed_dim: int) -> None:

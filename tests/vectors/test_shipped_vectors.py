@@ -92,7 +92,7 @@ def test_a_vector_is_packed_to_a_bit_for_every_entry_and_16_for_those_that_are_k
     assert {name.rpartition(".")[0] for name in packed} == {name for name in tau if not name.startswith("blocks.0")}
     entries = sum(value.numel() for name, value in tau.items() if not name.startswith("blocks.0"))
     assert sum(value.nbytes for value in packed.values()) == pytest.approx(entries * (1 / 8 + 2 / 2), rel=0.01)
-    again = unpack(packed, target.backbone.state_dict())
+    again = unpack(packed, target.backbone.state_dict(), "x")
     for name, value in largest_half(tau).items():
         torch.testing.assert_close(again[name], value, rtol=1e-3, atol=1e-6)
         assert torch.equal(again[name] == 0, value == 0)
@@ -106,7 +106,7 @@ def test_a_file_whose_parts_do_not_fit_each_other_is_refused(target, name, chang
     packed = pack({name: torch.randn(value.shape) for name, value in target.backbone.state_dict().items()})
     packed[f"norm.weight.{name}"] = change(packed[f"norm.weight.{name}"])
     with pytest.raises(InputError, match=r"^vector= changes norm\.weight of another size than the model's, .* \[24\]"):
-        unpack(packed, target.backbone.state_dict())
+        unpack(packed, target.backbone.state_dict(), "x")
 
 
 def test_a_shipped_vector_is_listed_with_its_numbers(shipped):
@@ -223,6 +223,6 @@ def test_the_vectors_of_this_package_are_small_and_fit_their_models():
         assert entry.bytes <= 6e6 and header["model"] == entry.name and 0 < header["lambda_2"] <= 2
         with torch.device("meta"):
             model = TargetModel(timm.create_model(entry.name))
-        tau = unpack(packed, model.backbone.state_dict())
+        tau = unpack(packed, model.backbone.state_dict(), "x")
         assert any(value.any() for value in tau.values()) and all(value.isfinite().all() for value in tau.values())
         assert len(header["sketch"]) % 8 == 0 and header["head"]["reading"] in ("difference", "blank_patch")
