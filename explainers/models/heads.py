@@ -129,9 +129,7 @@ def load_head(path: str | Path) -> tuple[nn.Module, Identity]:
     count, width = weights["weight"].shape
     if identity:
         check_keys(identity, {"target": "dictionary", "classes": "texts"}, path)
-        named = len(identity["classes"])
-        if named not in (0, count, max(2, count)):  # two names of a single logit
-            raise InputError(f"{path}: expected names of {count} classes, got {named}: give another file")
+        check_count(identity["classes"], count, path)
     if "scale" not in weights:
         head = nn.Linear(width, count)
         head.load_state_dict(weights)
@@ -139,6 +137,12 @@ def load_head(path: str | Path) -> tuple[nn.Module, Identity]:
     scale = weights.pop("scale").item()
     check_keys({"scale": scale}, {"scale": "positive number"}, path)
     return ProjectedHead(**weights, scale=scale), identity
+
+
+def check_count(classes: Sequence[str], count: int, path: str | Path) -> None:
+    """Raise an InputError unless a file names each of its classes, or none."""
+    if len(classes) not in (0, count, max(2, count)):  # two names of a single logit
+        raise InputError(f"{path}: expected names of {count} classes, got {len(classes)}: give another file")
 
 
 def check_head_gives_logits(head: nn.Module, embed_dim: int) -> None:

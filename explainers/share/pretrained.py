@@ -175,9 +175,9 @@ def load(
             explainer.record = _record(file.parent) if file.name in WEIGHTS else {}
         else:
             explainer = kind(target=model, grid=grid, alpha=1, weights=str(file))
-    except InputError:
-        raise
     except Exception as error:  # whatever timm and torch say of sizes that do not fit
+        if isinstance(error, InputError) and str(file) in str(error):
+            raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise InputError(f"{file}: expected settings of an explainer, got {reason}") from error
     return explainer.eval().requires_grad_(False)

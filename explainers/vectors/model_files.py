@@ -11,6 +11,7 @@ from torch import nn
 
 from explainers.errors import InputError, check_distinct
 from explainers.models import TargetModel
+from explainers.models.heads import check_count
 from explainers.models.scores import Score
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
@@ -74,6 +75,7 @@ def read_model(path: str | Path, target: TargetModel) -> tuple[Identity, State]:
         "head.read_out?": "F W",
     }
     check_forms(path, forms)
+    check_count(identity["classes"], len(weights["head.weight"]), path)
     check_keys({"scale": weights["head.scale"].item()}, {"scale": "positive number"}, path, "head.")
     check_reading(identity["head"] | {"read_out": weights.get("head.read_out", torch.zeros(0)).tolist()}, target, path)
     return identity, weights
