@@ -105,7 +105,6 @@ class EvidenceStore:
     def __init__(self, folder: str | Path, shard_size: int = 1024) -> None:
         self.folder = Path(folder) / "evidence"
         self.shard_size = shard_size
-        self.checked: set[tuple[Path, tuple[int, int] | None]] = set()
 
     def collect(self, explainer: Any, source: Source, strongest: int = 40) -> bool:
         """Take the evidence of all images that the folder lacks, and store it.
@@ -156,52 +155,46 @@ class EvidenceStore:
         return rank == 0
 
     def shards(self) -> Iterator[Evidence]:
-        """Read one shard after the other, in the order of the images; a shard of broken files alone is left out.
-
-        Raises:
-            InputError: for a shard that is missing, or not as it was written.
-        """
-        for path in self._paths(self._read(self._path(0))[0]):
-            rows = self._read(path)[1]
-            if len(rows["numbers"]):
-                yield Evidence(**rows)
+        """Read one shard after the other, in the order of the images; a shard of broken files alone is left out."""
+        for path in self._paths(read_header(self._path(0), KIND)):
+            _, tensors = read_tensors(path, KIND)
+            if len(tensors["numbers"]):
+                yield Evidence(**tensors)
 
     def identity(self) -> Identity:
-        """What the evidence depends on: `target`, `explainer`, `images`, `strongest` and `shard_size`."""
-        header = self._read(self._path(0))[0]
-        self._name_others(header)
-        return {name: value for name, value in header.items() if name not in ("shard", "sha256")}
+        """What the evidence depends on: `target`, `explainer`, `images`, `strongest` and `shard_size`.
+
+        Raises:
+            InputError: if a shard is missing, or not as it was written.
+        """
+        header = self._verify(self._path(0))
+        for path in self._paths(header):
+            self._verify(path)
+        return {name: value for name, value in header.items() if name != "shard"}
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:05}.safetensors"
 
     def _paths(self, own: Identity) -> list[Path]:
-        """The files of all shards of evidence with an identity, whether they are written or not."""
-        return [self._path(number) for number in range(-(-own["images"]["count"] // own["shard_size"]))]
-
-    def _name_others(self, own: Identity) -> None:
-        """Warn of files beside the shards, such as copies of them."""
-        paths = self._paths(own)
+        """The files of all shards of evidence with an identity, written or not; a warning names files beside them."""
+        paths = [self._path(number) for number in range(-(-own["images"]["count"] // own["shard_size"]))]
         others = sorted({*self.folder.glob("[0-9]*.safetensors")} - {*paths})
         if others:
-            warnings.warn(f"left out: {several(others)} beside the {len(paths)} shards in {self.folder}", stacklevel=3)
+            warnings.warn(f"left out: {several(others)} beside the {len(paths)} shards in {self.folder}", stacklevel=2)
+        return paths
 
-    def _read(self, path: Path) -> tuple[Identity, dict[str, Tensor]]:
-        """Read a shard; the first time, an InputError unless it is as it was written, under its own number."""
-        status = path.stat() if path.is_file() else None
-        stamp = path, status and (status.st_size, status.st_mtime_ns)
-        if stamp in self.checked:
-            return read_tensors(path, KIND)
-        header, rows = read_sealed(path, KIND, ADVICE)
+    def _verify(self, path: Path) -> Identity:
+        """Read the header of a shard; an InputError unless it is as it was written, under its own number."""
+        if not path.is_file():
+            raise InputError(f"{path}: expected {KIND}, got no file: repeat the command of the audit")
+        header, _ = read_sealed(path, KIND, ADVICE)
         if header["shard"] != int(path.stem):
             raise InputError(f"{path}: expected shard {int(path.stem)}, got a copy of {header['shard']}: {ADVICE}")
-        self.checked.add(stamp)
-        return header, rows
+        return header
 
     def _check(self, own: Identity) -> None:
         """Raise an InputError if the folder holds the evidence of another audit, or a damaged shard."""
         stated = json.loads(json.dumps(own))  # as a header has it
-        self._name_others(own)
         written = [path for path in self._paths(own) if path.exists()]
         for path in written:
             difference = name_difference(read_header(path, KIND), stated)
@@ -211,7 +204,7 @@ class EvidenceStore:
                     f" audit, which differs in {difference}: give another folder, or delete this one"
                 )
         for path in written:
-            self._read(path)
+            self._verify(path)
 
     def _wait(self, own: Identity, processes: int) -> None:
         """Wait until other processes have written their shards."""

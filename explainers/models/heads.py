@@ -13,8 +13,8 @@ from explainers.errors import InputError, check_positive
 from explainers.saved.identity import Identity
 from explainers.saved.weights import check_forms, check_keys, read_weights, save_weights
 
-LINEAR = {"weight": "F K D", "bias": "F K"}
-COSINES = {"weight": "F K E", "scale": "F", "projection?": "F E D", "bias?": "F K"}
+LINEAR = {"weight": "floats K D", "bias": "floats K"}
+COSINES = {"weight": "floats K E", "scale": "floats", "projection?": "floats E D", "bias?": "floats K"}
 """What the file of a linear head holds, and that of one of cosines."""
 
 

@@ -58,11 +58,10 @@ Keys = Mapping[str, "str | Keys"]
 Forms = Mapping[str, str]
 """What a file has to hold: name of each tensor → its type and shape, such as `F16 3 D`.
 
-Types are those of safetensors, `F` any float, and `I` any whole numbers. Sizes with a name are above 0, and equal in
+Types are those of safetensors, or one of `KINDS`. Sizes with a name are above 0, and equal in
 all tensors. A tensor whose name ends in `?` may be missing."""
 
-KINDS = {"F": ("F16", "BF16", "F32", "F64"), "I": ("I64", "I32", "I16", "I8", "U8", "BOOL")}
-WORDS = {"F": "floating-point numbers", "I": "whole numbers"}
+KINDS = {"floats": ("F16", "BF16", "F32", "F64"), "integers": ("I64", "I32", "I16", "I8", "U8", "BOOL")}
 
 
 def is_finite(value: Any) -> bool:
@@ -137,12 +136,10 @@ def describe_tensors(state: Mapping[str, Tensor], prefix: str = "") -> dict[str,
     """Describe the tensors of a state dict, whose names get a prefix, as `Forms`.
 
     >>> describe_tensors({"weight": torch.zeros(2, 3), "count": torch.tensor(1)}, "head.")
-    {'head.weight': 'F 2 3', 'head.count': 'I'}
+    {'head.weight': 'floats 2 3', 'head.count': 'integers'}
     """
-    return {
-        prefix + name: " ".join(["F" if value.is_floating_point() else "I", *map(str, value.shape)])
-        for name, value in state.items()
-    }
+    kinds = {name: "floats" if value.is_floating_point() else "integers" for name, value in state.items()}
+    return {prefix + name: " ".join([kinds[name], *map(str, value.shape)]) for name, value in state.items()}
 
 
 def check_forms(path: str | Path, forms: Forms) -> None:
@@ -161,10 +158,7 @@ def check_forms(path: str | Path, forms: Forms) -> None:
                 sizes.setdefault(size, number)
         form = [sizes.get(size, size) for size in form]
         if own[1:] != form[1:] or not (own and form) or own[0] not in KINDS.get(form[0], form):
-            needs, has = (
-                f"{WORDS.get(each[0], each[0])} of shape [{', '.join(each[1:])}]" if each else "nothing"
-                for each in (form, own)
-            )
+            needs, has = (f"{each[0]} of shape [{', '.join(each[1:])}]" if each else "nothing" for each in (form, own))
             raise InputError(f"{path}: expected {needs} for {quote(name)}, got {has}: give another file")
 
 

@@ -1,7 +1,6 @@
 """Adds a shipped explainability vector to a fine-tuned model: it then explains itself, without labels, in seconds."""
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,8 +121,9 @@ def add_vector(
         restored = restorations([(1.0, 0.0), point], load, batches(images))
     load(point, restored.get(point))
     explained = SelfExplained(explainer, point[1]).eval()
-    if not all(each.isfinite().all() for each in explained(stripe_image(target) if images is None else images[:1])):
-        origin = f"vector={quote(str(vector))}: " if lambda_2 == "auto" else ""
+    black = torch.zeros(1, target.channels, *target.grid.size, dtype=torch.uint8, device=target.mean.device)
+    if not all(each.isfinite().all() for each in explained(black if images is None else images[:1])):
+        origin = f"{file}: " if lambda_2 == "auto" else ""
         raise InputError(
             f"{origin}lambda_2={point[1]:g} makes logits or heatmaps NaN or infinite: give a smaller one, such as 0.75"
         )
@@ -140,13 +140,6 @@ def check_images(images: Any, target: TargetModel) -> Tensor:
     if len(given) < 2:
         raise InputError(f"images= needs 2 images or more, one half to fit and one to measure, got {len(given)}")
     return given.to(target.mean.device)
-
-
-def stripe_image(target: TargetModel) -> Tensor:
-    """An image that a target takes, (1, C, H, W)."""
-    shape = target.channels, *target.grid.size
-    values = torch.arange(math.prod(shape), device=target.mean.device) * 37 % 256
-    return values.view(1, *shape).to(torch.uint8)
 
 
 def choose_point(

@@ -11,7 +11,7 @@ from torch import nn
 
 from explainers.errors import InputError, check_distinct
 from explainers.models import TargetModel
-from explainers.models.heads import check_count
+from explainers.models.heads import COSINES, check_count
 from explainers.models.scores import Score
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
@@ -64,17 +64,12 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path, score: Sco
 def read_model(path: str | Path, target: TargetModel) -> tuple[Identity, State]:
     """Read the identity and the weights of a self-explaining model with the backbone of a target."""
     identity, weights = read_weights(path, KIND, HEADER)
-    width = "E" if "head.projection" in weights else f"{target.embed_dim}"
-    forms = {
-        **describe_tensors(target.backbone.state_dict(), "backbone."),
-        "head.weight": f"F K {width}",
-        "head.projection?": f"F E {target.embed_dim}",
-        "head.bias?": "F K",
-        "head.scale": "F",
-        "head.patch_scale": "F",
-        "head.read_out?": "F W",
-    }
-    check_forms(path, forms)
+    head = {f"head.{name}": form for name, form in COSINES.items()}
+    head |= {"head.patch_scale": "floats", "head.read_out?": "floats W"}
+    check_forms(path, describe_tensors(target.backbone.state_dict(), "backbone.") | head)
+    width = weights.get("head.projection", weights["head.weight"]).shape[1]
+    if width != target.embed_dim:
+        raise InputError(f"{path}: expected a head for width {target.embed_dim}, got {width}: give another file")
     check_count(identity["classes"], len(weights["head.weight"]), path)
     check_keys({"scale": weights["head.scale"].item()}, {"scale": "positive number"}, path, "head.")
     check_reading(identity["head"] | {"read_out": weights.get("head.read_out", torch.zeros(0)).tolist()}, target, path)
