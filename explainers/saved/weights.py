@@ -58,8 +58,8 @@ Keys = Mapping[str, "str | Keys"]
 Forms = Mapping[str, str]
 """What a file has to hold: name of each tensor → its type and shape, such as `F16 3 D`.
 
-Types are those of safetensors, or one of `KINDS`. Sizes with a name are above 0, and equal in
-all tensors. A tensor whose name ends in `?` may be missing."""
+Types are those of safetensors, or one of `KINDS`. Sizes with a name are above 0, and equal in all tensors. A tensor
+whose name ends in `?` may be missing."""
 
 KINDS = {"floats": ("F16", "BF16", "F32", "F64"), "integers": ("I64", "I32", "I16", "I8", "U8", "BOOL")}
 
