@@ -51,7 +51,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, identity: Mapping[st
 MAX_HEADER = 2**20
 """Size of the largest header that `read_header` reads, in bytes; headers of this project have a hundredth of it."""
 
-Keys = Mapping[str, "str | Keys"]
+Keys = Mapping[str, Any]
 """What a header has to hold: key → one of `VALUES` or a fixed text, or several of these, such as `number|none`; or
 `Keys`, for a dictionary."""
 
@@ -129,7 +129,7 @@ def check_keys(header: Mapping[str, Any], keys: Keys, path: str | Path, prefix: 
             expected = " or ".join(kinds)
             raise InputError(f"{path}: expected {expected} for {prefix}{name}, got {quote(value)}: give another file")
         if isinstance(wanted, Mapping):
-            check_keys(value, wanted, path, f"{prefix}{name}.")
+            check_keys(header[name], wanted, path, f"{prefix}{name}.")
 
 
 def describe_tensors(state: Mapping[str, Tensor], prefix: str = "") -> dict[str, str]:

@@ -15,6 +15,7 @@ from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
 from explainers.metrics.means import Accuracy, Mean
 from explainers.models import TargetModel
+from explainers.saved.weights import is_finite
 
 Point = tuple[float, ...]
 """(λ₁, λ₂); of a sum of several vectors also the ratio of each."""
@@ -49,7 +50,7 @@ def sweep_points(
     Raises:
         InputError: for an empty list, a value that is given twice, or ratios that are not one for each source.
     """
-    if not lambda_1 or not lambda_2:
+    if not lambda_1 or not lambda_2 or not all(map(is_finite, [*lambda_1, *lambda_2])):
         raise InputError(f"expected values of module.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
     count = sources if sources > 1 else 0
     each = [(1.0,) * count] if ratios is None else [tuple(ratio) for ratio in ratios]

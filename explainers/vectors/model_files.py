@@ -78,12 +78,9 @@ def read_model(path: str | Path, target: TargetModel) -> tuple[Identity, State]:
 
 def _fixed_head(identity: Identity, weights: State) -> FixedHead:
     """Build the head from the identity and the weights in a file."""
-    saved = part(weights, "head")
-    tensors: dict[str, Any] = {name: saved.get(name) for name in ("weight", "projection", "bias", "read_out")}
-    scales: dict[str, Any] = {name: saved[name].item() for name in ("scale", "patch_scale")}
-    return FixedHead(
-        **tensors, **scales, **{name: identity["head"][name] for name in ("normalise", "reading", "blocks")}
-    )
+    head: dict[str, Any] = part(weights, "head")
+    head |= {name: head[name].item() for name in ("scale", "patch_scale")}
+    return FixedHead(**head, **{name: identity["head"][name] for name in ("normalise", "reading", "blocks")})
 
 
 @dataclass(frozen=True)
