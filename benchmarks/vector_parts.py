@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
     start = onto.backbone.state_dict()
     tau = vector(part(read_weights(options.source)[1], "backbone"), base.backbone.state_dict())
     explainer = SelfExplaining(base, grid, alpha=1, weights=options.onto, temperature=TEMPERATURE)
-    explainer.target.head.read_as(read_head([options.source]).describe_reading())
+    explainer.target.head.read_as(read_head([options.source], base).describe_reading())
     explainer.eval().requires_grad_(False)  # otherwise autocast keeps the weights of the first part
     states = {"no vector": where(tau, lambda name: False)} | split_vector(tau, options.ranks, options.lambdas)
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from datamodules.datasets import Sample
 from datamodules.loaders import collate
 from explainers.errors import InputError
-from explainers.saved.files import write_atomically
+from explainers.saved.files import atomic, write_atomically
 
 Rows = dict[str, Tensor]
 
@@ -62,8 +62,9 @@ class Store:
         """
         self.done = self._open("done", (self.size,), np.dtype(np.uint8))
         self.arrays = {}
+        types = self._read_types() if names and self.written() else {}
         for name in names if self.written() else ():
-            self._load(name)
+            self._load(name, types.get(name))
 
     def missing(self) -> list[int]:
         """Indices of the rows that are neither written nor corrupt."""
@@ -89,6 +90,9 @@ class Store:
         """
         positions = index.cpu().numpy()
         arrays = {name: as_stored(name, values.detach().cpu(), positions) for name, values in rows.items()}
+        if not self.arrays and not self._types.exists():
+            with atomic(self._types) as unfinished:
+                unfinished.write_text(json.dumps({name: str(array.dtype) for name, array in arrays.items()}))
         for name, array in arrays.items():
             if name not in self.arrays:
                 self.arrays[name] = self._open(name, (self.size, *array.shape[1:]), array.dtype)
@@ -99,10 +103,24 @@ class Store:
     def read(self, index: int) -> Rows:
         """One row of every array; floating-point values become float32."""
         if not self.arrays:
-            names = sorted(path.stem for path in self.path.glob("*.npy") if path.stem != "done")
-            self.arrays = {name: self._load(name) for name in names}
+            self.arrays = {name: self._load(name, dtype) for name, dtype in self._read_types().items()}
         rows = {name: torch.from_numpy(np.array(array[index])) for name, array in self.arrays.items()}
+        for name, row in rows.items():
+            if row.is_floating_point() and row.isnan().any():
+                raise self._damaged(self._file(name), "numbers", f"NaN in row {index}")
         return {name: row.float() if row.is_floating_point() else row for name, row in rows.items()}
+
+    @property
+    def _types(self) -> Path:
+        """The file of the type of each array."""
+        return self.path / "types.json"
+
+    def _read_types(self) -> dict[str, str]:
+        try:
+            types = json.loads(self._types.read_text())
+            return {name: str(np.dtype(dtype)) for name, dtype in types.items()}
+        except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise self._damaged(self._types, "the types of the arrays", "no file, or a damaged one") from error
 
     def _put(self, name: str, positions: np.ndarray, rows: np.ndarray) -> None:
         """Write rows of an array through its file, not through its mapping.
@@ -128,7 +146,7 @@ class Store:
             self._create(self._file(name), shape, dtype)
         array = self._load(name)
         if (array.shape, array.dtype) != (shape, dtype):
-            raise self._damaged(name, f"{dtype} {shape}", f"{array.dtype} {array.shape}")
+            raise self._damaged(self._file(name), f"{dtype} {shape}", f"{array.dtype} {array.shape}")
         return np.lib.format.open_memmap(self._file(name), "r+")
 
     def _create(self, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -148,24 +166,26 @@ class Store:
             finally:
                 unfinished.unlink(missing_ok=True)
 
-    def _load(self, name: str) -> np.memmap:
-        """Open the array of a name; raise an InputError if its file is damaged or lost."""
+    def _load(self, name: str, dtype: str | None = None) -> np.memmap:
+        """Open the array of a name; raise an InputError if its file is damaged or lost, or of another type."""
         try:
             array = np.lib.format.open_memmap(self._file(name), "r")  # r+ would extend a truncated file with zeros
         except FileNotFoundError as error:
-            raise self._damaged(name, "an array", "no file") from error
+            raise self._damaged(self._file(name), "an array", "no file") from error
         except OSError:
             raise  # an error of the disk, the permissions or the open files
         except Exception as error:  # numpy raises many kinds for a damaged header
-            raise self._damaged(name, "an array", f"a damaged file ({error})") from error
+            raise self._damaged(self._file(name), "an array", f"a damaged file ({error})") from error
         size = self._file(name).stat().st_size
+        if dtype and array.dtype != dtype:
+            raise self._damaged(self._file(name), dtype, str(array.dtype))
         if array.shape[:1] != (self.size,) or size != array.offset + array.nbytes:
-            raise self._damaged(name, f"{self.size} rows", f"{size} bytes for an array {array.shape}")
+            raise self._damaged(self._file(name), f"{self.size} rows", f"{size} bytes for an array {array.shape}")
         return array
 
-    def _damaged(self, name: str, expected: str, got: str) -> InputError:
+    def _damaged(self, file: Path, expected: str, got: str) -> InputError:
         return InputError(
-            f"{self._file(name)}: expected {expected}, got {' '.join(got.split())}; delete the folder {self.path}, and"
+            f"{file}: expected {expected}, got {' '.join(got.split())}; delete the folder {self.path}, and"
             " its rows are computed again"
         )
 
@@ -175,7 +195,7 @@ def as_stored(name: str, values: Tensor, positions: np.ndarray) -> np.ndarray:
     if not values.is_floating_point():
         return values.numpy()
     halves = values.half()
-    beyond = (halves.isinf() & values.isfinite()).nonzero()
+    beyond = (halves.isinf() & values.isfinite() | halves.isnan()).nonzero()
     if len(beyond):
         value = values[tuple(beyond[0])].item()
         raise InputError(

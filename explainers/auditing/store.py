@@ -28,11 +28,12 @@ from explainers.images.listing import several
 from explainers.runtime.progress import progress, watching
 from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
-from explainers.saved.weights import name_difference, read_header, read_tensors, save_tensors
+from explainers.saved.weights import name_difference, read_header, read_sealed, read_tensors, save_tensors, seal
 
 NAMES = tuple(field.name for field in fields(Evidence))
 
 KIND = "the evidence of an audit"
+ADVICE = "delete it, and repeat the command of the audit"
 
 LISTING = "photos.json"
 """File beside the shards: names and labels of all images, in the order of their numbers."""
@@ -164,27 +165,35 @@ class EvidenceStore:
                     part = take_evidence(explainer, pixels, labels, strongest)
                     parts.append(replace(part, numbers=torch.tensor(numbers)))
                     bar.update(len(numbers))
-                save_tensors(_join(parts), self._path(number), own | {"files": stamps})
+                rows, header = _join(parts), own | {"files": stamps, "shard": number}
+                save_tensors(rows, self._path(number), header | {"sha256": seal(header, rows)})
         if rank == 0:
-            self._wait(len(shards), processes)
+            self._wait(own, processes)
             self.check()  # another audit may have started with the same folder
-            self._name_broken(source.names)
+            self._name_broken(own, source.names)
         return rank == 0
 
     def shards(self) -> Iterator[Evidence]:
         """Read one shard after the other, in the order of the images; a shard of broken files alone is left out."""
-        for path in self._paths():
+        for path in self._paths(read_header(self._path(0), KIND)):
             _, tensors = read_tensors(path, KIND)
             if len(tensors["numbers"]):
                 yield Evidence(**tensors)
 
     def identity(self) -> Identity:
-        """What the evidence depends on: `target`, `explainer`, `images`, `strongest` and `shard_size`."""
-        return {name: value for name, value in read_header(self._path(0), KIND).items() if name != "files"}
+        """What the evidence depends on: `target`, `explainer`, `images`, `strongest` and `shard_size`.
+
+        Raises:
+            InputError: if a shard is missing, or not as it was written.
+        """
+        header = self._verify(self._path(0))
+        for path in self._paths(header)[1:]:
+            self._verify(path)
+        return {name: value for name, value in header.items() if name not in ("files", "shard")}
 
     def stamps(self) -> list[Stamp]:
         """See `stamp`, of the files of all images when their evidence was taken; empty if they were in memory."""
-        return [each for path in self._paths() for each in read_header(path, KIND)["files"]]
+        return [each for path in self._paths(self.own) for each in read_header(path, KIND)["files"]]
 
     def listing(self) -> dict[str, int]:
         """Name → label of all images, in the order of their numbers; empty if it is not known."""
@@ -197,17 +206,33 @@ class EvidenceStore:
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:05}.safetensors"
 
-    def _paths(self) -> list[Path]:
-        """The files of all shards that are written."""
-        return sorted(self.folder.glob("[0-9]*.safetensors"))
+    def _paths(self, own: Identity) -> list[Path]:
+        """The files of all shards of evidence with an identity, written or not; a warning names files beside them."""
+        paths = [self._path(number) for number in range(-(-own["images"]["count"] // own["shard_size"]))]
+        others = sorted({*self.folder.glob("[0-9]*.safetensors")} - {*paths})
+        if others:
+            warnings.warn(f"left out: {several(others)} beside the {len(paths)} shards in {self.folder}", stacklevel=2)
+        return paths
+
+    def _verify(self, path: Path) -> Identity:
+        """Read the header of a shard; an InputError unless it is as it was written, under its own number."""
+        if not path.is_file():
+            raise InputError(f"{path}: expected {KIND}, got no file: repeat the command of the audit")
+        header, _ = read_sealed(path, KIND, ADVICE)
+        if header["shard"] != int(path.stem):
+            raise InputError(f"{path}: expected shard {int(path.stem)}, got a copy of {header['shard']}: {ADVICE}")
+        return header
 
     def check(self) -> None:
         """Raise an InputError if the folder holds evidence of another audit than `collect` has taken."""
         stated = json.loads(json.dumps(self.own))  # as a header has it
-        for path in self._paths():
+        for path in self._written():
             difference = name_difference(read_header(path, KIND), stated)
             if difference is not None:
                 raise self._refuse(difference)
+
+    def _written(self) -> list[Path]:
+        return [path for path in self._paths(self.own) if path.exists()]
 
     def _refuse(self, difference: str) -> InputError:
         return InputError(
@@ -219,9 +244,9 @@ class EvidenceStore:
         """Delete shards with files that have changed or are gone; refuse evidence of which most files have changed."""
         changed: dict[Path, list[Path]] = {}
         count = 0
-        for path in self._paths():
+        for path in self._written():
             start = int(path.stem) * self.shard_size
-            before, now = read_header(path, KIND).get("files", []), source.stamps(range(start, start + self.shard_size))
+            before, now = self._verify(path)["files"], source.stamps(range(start, start + self.shard_size))
             if len(before) != len(now):
                 raise self._refuse("images.files")
             changed[path] = [Path(source.names[start + row]) for row in range(len(now)) if before[row] != now[row]]
@@ -235,20 +260,22 @@ class EvidenceStore:
         for path in stale:
             path.unlink(missing_ok=True)
 
-    def _wait(self, shards: int, processes: int) -> None:
+    def _wait(self, own: Identity, processes: int) -> None:
         """Wait until other processes have written their shards."""
-        with progress("waiting for other processes", shards, "shard", len(self._paths())) as bar:
-            if bar.n < shards:
+        paths = self._paths(own)
+        written = sum(path.exists() for path in paths)
+        with progress("waiting for other processes", len(paths), "shard", written) as bar:
+            if bar.n < len(paths):
                 line = f"process 0 of {processes} is done and waits for the others; start those again that have ended"
                 print(line, file=sys.stderr, flush=True)
-            while bar.n < shards:
+            while bar.n < len(paths):
                 time.sleep(WAITING)
-                bar.update(len(self._paths()) - bar.n)
+                bar.update(sum(path.exists() for path in paths) - bar.n)
 
-    def _name_broken(self, names: Sequence[str]) -> None:
+    def _name_broken(self, own: Identity, names: Sequence[str]) -> None:
         """Warn of images without evidence, whose files are broken; an InputError if all are."""
         broken = {*range(len(names))}
-        for path in self._paths():
+        for path in self._paths(own):
             with safe_open(path, "pt") as file:
                 broken.difference_update(file.get_tensor("numbers").tolist())
         files = f"{several([Path(names[number]) for number in sorted(broken)])} that cannot be decoded, or are gone"

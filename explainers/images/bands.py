@@ -188,11 +188,16 @@ def _count_channels(pixels: np.ndarray) -> int:
 
 
 def read_array(path: Path) -> np.ndarray:
-    """Read a .npy file; a CorruptImage if it is none."""
+    """Read a .npy file; a CorruptImage if it is none, or one whose header claims more than the file holds."""
     try:
-        array: np.ndarray = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise CorruptImage(f"{path}: expected an array of numbers, got a file that cannot be read ({error})") from error
+        array = np.array(np.lib.format.open_memmap(path, mode="r"))
+        if array.dtype.kind not in "buif":
+            raise TypeError(f"of type {array.dtype}")
+    except OSError:
+        raise  # an error of the disk, the permissions or the open files
+    except Exception as error:  # numpy raises many kinds for a damaged header
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptImage(f"{path}: expected an array of numbers, got one that cannot be read ({reason})") from error
     return array
 
 

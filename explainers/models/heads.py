@@ -14,7 +14,11 @@ from explainers.errors import InputError, check_positive
 from explainers.models.probes import TOLERANCE, compare_outputs, count_channels, draw_probes
 from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.identity import Identity
-from explainers.saved.weights import check_floating, read_weights, save_weights
+from explainers.saved.weights import check_forms, check_keys, read_weights, save_weights
+
+LINEAR = {"weight": "floats K D", "bias": "floats K"}
+COSINES = {"weight": "floats K E", "scale": "floats", "projection?": "floats E D", "bias?": "floats K"}
+"""What the file of a linear head holds, and that of one of cosines."""
 
 
 class DistilledHead(nn.Module):
@@ -183,17 +187,26 @@ def load_head(path: str | Path) -> tuple[nn.Module, Identity]:
     """
     if not Path(path).is_file():
         raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
-    identity, weights = read_weights(path, "a linear head")
-    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
-    if {"weight", "scale"} <= weights.keys() <= {"weight", "scale", "projection", "bias"}:
-        scale = weights["scale"].item()
-        return ProjectedHead(weights["weight"], weights.get("projection"), True, scale, weights.get("bias")), identity
-    if weights.keys() != {"weight", "bias"}:
-        raise InputError(f"expected weight and bias of a linear head in {path}, got {', '.join(weights)}")
-    classes, width = weights["weight"].shape
-    head = nn.Linear(width, classes)
-    head.load_state_dict(weights)
-    return head, identity
+    identity, read = read_weights(path, "a linear head")
+    check_forms(path, COSINES if "scale" in read else LINEAR)
+    weights: dict[str, Any] = {name: value.float() for name, value in read.items()}
+    count, width = weights["weight"].shape
+    if identity:
+        check_keys(identity, {"target": "dictionary", "classes": "texts"}, path)
+        check_count(identity["classes"], count, path)
+    if "scale" not in weights:
+        head = nn.Linear(width, count)
+        head.load_state_dict(weights)
+        return head, identity
+    scale = weights.pop("scale").item()
+    check_keys({"scale": scale}, {"scale": "positive number"}, path)
+    return ProjectedHead(**weights, scale=scale), identity
+
+
+def check_count(classes: Sequence[str], count: int, path: str | Path) -> None:
+    """Raise an InputError unless a file names each of its classes, or none."""
+    if len(classes) not in (0, count, max(2, count)):  # two names of a single logit
+        raise InputError(f"{path}: expected names of {count} classes, got {len(classes)}: give another file")
 
 
 def check_head_gives_logits(head: nn.Module, embed_dim: int) -> None:

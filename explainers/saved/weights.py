@@ -1,17 +1,20 @@
-"""Saves and reads weights together with the identity of the model or explainer they belong to."""
+"""Files of tensors with a header, which says what they belong to; and what a complete file of some kind holds."""
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from explainers.errors import InputError
+from explainers.errors import InputError, fits
 from explainers.saved.files import atomic
 from explainers.saved.identity import Identity
 from explainers.saved.records import first_difference
@@ -37,48 +40,158 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, identity: Mapping[st
     # A single entry, because safetensors writes several entries in random order
     metadata = None if identity is None else {"identity": json.dumps(identity)}
     with atomic(path) as unfinished:
-        save_file(on_cpu, unfinished, metadata)
+        try:
+            save_file(on_cpu, unfinished, metadata)
+        except SafetensorError as error:  # a full disk, for example
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(number and int(number[1]), str(error), str(path)) from error
     return path
 
 
 MAX_HEADER = 2**20
 """Size of the largest header that `read_header` reads, in bytes; headers of this project have a hundredth of it."""
 
+Keys = Mapping[str, Any]
+"""What a header has to hold: key → one of `VALUES` or a fixed text, or several of these, such as `number|none`; or
+`Keys`, for a dictionary."""
 
-def read_header(path: str | Path, expected: str = "a trained explainer") -> Identity:
-    """Read the identity in a file as `read_tensors` does, and no tensor.
+Forms = Mapping[str, str]
+"""What a file has to hold: name of each tensor → its type and shape, such as `F16 3 D`.
+
+Types are those of safetensors, or one of `KINDS`. Sizes with a name are above 0, and equal in all tensors. A tensor
+whose name ends in `?` may be missing."""
+
+KINDS = {"floats": ("F16", "BF16", "F32", "F64"), "integers": ("I64", "I32", "I16", "I8", "U8", "BOOL")}
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number, and finite as a float.
+
+    >>> is_finite(0.5), is_finite(float("nan")), is_finite(10**400), is_finite(True)
+    (True, False, False, False)
+    """
+    return fits(value, float) and abs(value) <= sys.float_info.max
+
+
+VALUES: dict[str, Callable[[Any], bool]] = {
+    "dictionary": lambda value: isinstance(value, dict),
+    "list": lambda value: isinstance(value, list),
+    "text": lambda value: isinstance(value, str),
+    "texts": lambda value: fits(value, Sequence[str]),
+    "number": is_finite,
+    "positive number": lambda value: is_finite(value) and value > 0,
+    "numbers": lambda value: isinstance(value, list) and all(map(is_finite, value)),
+    "boolean": lambda value: isinstance(value, bool),
+    "none": lambda value: value is None,
+    "SHA-256": lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)),
+}
+
+
+def read_header(path: str | Path, expected: str = "a trained explainer", keys: Keys | None = None) -> Identity:
+    """Read the identity in a file, and no tensor; a missing identity is empty.
+
+    Args:
+        path: the file to read.
+        expected: what the file should hold, for messages, with its article.
+        keys: what the identity has to hold.
 
     Raises:
-        InputError: if the file does not exist, is not a safetensors file, or has a header of more than `MAX_HEADER`.
+        InputError: if the file does not exist, is not a safetensors file, has a header of more than `MAX_HEADER`, or
+            one without these keys.
     """
     with _opened(path, expected, MAX_HEADER) as file:
-        return _identity(file)
+        identity = _identity(file)
+    check_keys(identity, keys or {}, path)
+    return identity
 
 
-def check_shapes(path: str | Path, wanted: Mapping[str, Tensor]) -> None:
-    """Raise an InputError unless a file has tensors of these names and shapes; reads no tensor."""
-    with _opened(path, "a trained explainer") as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    for name in [*wanted, *shapes]:
-        own = tuple(wanted[name].shape) if name in wanted else None
-        if shapes.get(name) != own:
-            raise InputError(
-                f"expected {own or 'nothing'} for {ascii(name)[1:-1][:80]} in {path}, got"
-                f" {shapes.get(name, 'nothing')}: its weights do not fit its settings; give another file"
-            )
-
-
-def read_weights(path: str | Path, expected: str = "a trained explainer") -> tuple[Identity, dict[str, Tensor]]:
-    """Read identity and weights as `read_tensors` does; raises an InputError if a weight is not finite, too."""
+def read_weights(
+    path: str | Path, expected: str = "a trained explainer", keys: Keys | None = None
+) -> tuple[Identity, dict[str, Tensor]]:
+    """Read the identity and the tensors in a file, see `read_header`; an InputError if a number is not finite, too."""
     identity, weights = read_tensors(path, expected)
     check_finite(weights, path)
+    check_keys(identity, keys or {}, path)
     return identity, weights
+
+
+def read_tensors(path: str | Path, expected: str = "a trained explainer") -> tuple[Identity, dict[str, Tensor]]:
+    """Read the identity and the tensors in a file, whatever they are; see `read_weights`."""
+    with _opened(path, expected) as file:
+        return _identity(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def check_keys(header: Mapping[str, Any], keys: Keys, path: str | Path, prefix: str = "") -> None:
+    """Raise an InputError unless a header, or a part of it below a `prefix`, has these keys."""
+    for name, wanted in keys.items():
+        value, kinds = header.get(name), ["dictionary"] if isinstance(wanted, Mapping) else wanted.split("|")
+        if not any(VALUES[kind](value) if kind in VALUES else value == kind for kind in kinds):
+            expected = " or ".join(kinds)
+            raise InputError(f"{path}: expected {expected} for {prefix}{name}, got {quote(value)}: give another file")
+        if isinstance(wanted, Mapping):
+            check_keys(header[name], wanted, path, f"{prefix}{name}.")
+
+
+def describe_tensors(state: Mapping[str, Tensor], prefix: str = "") -> dict[str, str]:
+    """Describe the tensors of a state dict, whose names get a prefix, as `Forms`.
+
+    >>> describe_tensors({"weight": torch.zeros(2, 3), "count": torch.tensor(1)}, "head.")
+    {'head.weight': 'floats 2 3', 'head.count': 'integers'}
+    """
+    kinds = {name: "floats" if value.is_floating_point() else "integers" for name, value in state.items()}
+    return {prefix + name: " ".join([kinds[name], *map(str, value.shape)]) for name, value in state.items()}
+
+
+def check_forms(path: str | Path, forms: Forms) -> None:
+    """Raise an InputError unless a file holds the tensors of these forms, and no others; reads no tensor."""
+    with _opened(path, "weights") as file:
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        found = {name: [part.get_dtype(), *map(str, part.get_shape())] for name, part in parts.items()}
+    sizes: dict[str, str] = {}
+    wanted = {name.removesuffix("?"): form.split() for name, form in forms.items()}
+    for name in dict.fromkeys([*wanted, *found]):
+        form, own = wanted.get(name, []), found.get(name, [])
+        if not own and f"{name}?" in forms:
+            continue
+        for size, number in zip(form[1:], own[1:], strict=False):
+            if not size.isdigit() and number != "0":
+                sizes.setdefault(size, number)
+        form = [sizes.get(size, size) for size in form]
+        if own[1:] != form[1:] or not (own and form) or own[0] not in KINDS.get(form[0], form):
+            needs, has = (f"{each[0]} of shape [{', '.join(each[1:])}]" if each else "nothing" for each in (form, own))
+            raise InputError(f"{path}: expected {needs} for {quote(name)}, got {has}: give another file")
+
+
+def seal(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Compute the SHA-256 of a header and of tensors, by which `read_sealed` tells whether a file was changed."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def read_sealed(path: str | Path, expected: str, advice: str) -> tuple[Identity, dict[str, Tensor]]:
+    """Read the identity and the tensors in a file that has the `seal` of them as the identity's `sha256`.
+
+    Raises:
+        InputError: if the file does not exist, or is not as it was written; it ends in the `advice`.
+    """
+    identity, tensors = read_tensors(path, expected)
+    if identity.pop("sha256", None) != seal(identity, tensors):
+        raise InputError(f"{path}: expected {expected} as it was written, got a changed file: {advice}")
+    return identity, tensors
+
+
+def quote(value: Any) -> str:
+    """The start of a value for a message; line breaks and control characters are escaped."""
+    shown = ascii(value)
+    return f"{shown[:80]}{'...' * (len(shown) > 80)}"
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str | Path) -> None:
     """Raise an InputError for weights that are not finite; `source` is where they come from or go to.
 
-    >>> import torch
     >>> check_finite({"bias": torch.tensor([0.0, torch.nan])}, "head.safetensors")
     Traceback (most recent call last):
     explainers.errors.InputError: head.safetensors: expected finite weights, got NaN or infinity in bias, as a training\
@@ -97,25 +210,11 @@ def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
     return next((name for name, value in weights.items() if not value.isfinite().all()), None)
 
 
-def read_tensors(path: str | Path, expected: str = "a trained explainer") -> tuple[Identity, dict[str, Tensor]]:
-    """Read the identity and the tensors from a file that `save_tensors` wrote; a missing identity is empty.
-
-    Args:
-        path: the file to read.
-        expected: what the file should hold, for messages, with its article.
-
-    Raises:
-        InputError: if the file does not exist, or is not a safetensors file.
-    """
-    with _opened(path, expected) as file:
-        return _identity(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
 @contextmanager
 def _opened(path: str | Path, expected: str, largest: int | None = None) -> Iterator[Any]:
     """Open a safetensors file; whatever is wrong with it is an InputError."""
     if not Path(path).is_file():
-        raise InputError(f"no {expected.removeprefix('a ')} at {path}: train one with train.py, or give another path")
+        raise InputError(f"{path}: expected {expected}, got no file: train one with train.py, or give another path")
     try:
         with open(path, "rb") as start:
             length = int.from_bytes(start.read(8), "little")
@@ -126,7 +225,7 @@ def _opened(path: str | Path, expected: str, largest: int | None = None) -> Iter
     except (SafetensorError, ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"expected {expected} at {path}, got a damaged file: delete it, or write it again") from error
+        raise InputError(f"{path}: expected {expected}, got a damaged file: delete it, or write it again") from error
 
 
 def _identity(file: Any) -> Identity:

@@ -27,7 +27,7 @@ from explainers.models.fetching import create_model, is_in_timm
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity
-from explainers.saved.weights import check_shapes, read_header, read_weights, save_weights
+from explainers.saved.weights import check_forms, describe_tensors, quote, read_header, read_weights, save_weights
 from explainers.share.catalogue import available, shipped
 from explainers.share.model_cards import model_card
 
@@ -170,16 +170,16 @@ def load(
             arguments = _plain(header.get("network"), f"{file}: network")
             built = partial(network or _network(kind, header["network"], file), **arguments)
             with torch.device("meta"):
-                check_shapes(file, built(model, grid).state_dict())
+                check_forms(file, describe_tensors(built(model, grid).state_dict()))
             explainer = kind(target=model, grid=grid, network=built, weights=str(file), **settings)
             explainer.record = _record(file.parent) if file.name in WEIGHTS else {}
         else:
             explainer = kind(target=model, grid=grid, alpha=1, weights=str(file))
-    except InputError:
-        raise
     except Exception as error:  # whatever timm and torch say of sizes that do not fit
+        if isinstance(error, InputError) and str(file) in str(error):
+            raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise InputError(f"expected in {file} settings of an explainer, got {reason}") from error
+        raise InputError(f"{file}: expected settings of an explainer, got {reason}") from error
     return explainer.eval().requires_grad_(False)
 
 
@@ -225,7 +225,9 @@ def download_repository(source: str, revision: str | None) -> Path:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=[*WEIGHTS, *RECORD]))
     except (OSError, ValueError) as error:  # no repository, no network, no permission, no such name
         reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"expected a repository of the Hub, got {source}, of which it says: {reason}") from error
+        raise InputError(
+            f"expected a repository of the Hub, got {source:.99}, of which it says: {reason:.200}"
+        ) from error
 
 
 def read_text(path: Path, expected: str) -> str:
@@ -258,7 +260,7 @@ def _find_class(name: Any, file: Path) -> Any:
     """The class of `LEARNED` that a header names."""
     if not isinstance(name, str) or name not in LEARNED:
         raise InputError(
-            f"expected one of {', '.join(LEARNED)} as the class in {file}, got {_quote(name)}: give another file"
+            f"{file}: expected one of {', '.join(LEARNED)} as the class, got {quote(name)}: give another file"
         )
     try:
         return getattr(import_module(LEARNED[name]), name)
@@ -273,7 +275,7 @@ def _network(kind: Any, named: dict[str, Any], file: Path) -> Any:
     name = named.get("class")
     if name not in networks:
         raise InputError(
-            f"expected {' or '.join(networks)} as the network in {file}, got {_quote(name)}: give your own network, as"
+            f"{file}: expected {' or '.join(networks)} as the network, got {quote(name)}: give your own network, as"
             " in load(..., network=MyNetwork)"
         )
     not_in_headers = {"target", "grid", *getattr(networks[name], "initial", ())}
@@ -294,19 +296,19 @@ def _settings(kind: Any, header: Identity, file: Path) -> dict[str, Any]:
 
 def _check_known(names: set[str], known: set[str], file: Path) -> None:
     for name in sorted(names - known):
-        raise InputError(f"{file}: expected settings {', '.join(sorted(known))}, got {_quote(name)}: give another file")
+        raise InputError(f"{file}: expected settings {', '.join(sorted(known))}, got {quote(name)}: give another file")
 
 
 def _plain(settings: Any, where: str) -> dict[str, Any]:
     """Settings of a header without their class, which are numbers, words or lists of them."""
     if not isinstance(settings, dict):
-        raise InputError(f"{where}: expected settings, got {_quote(settings)}: give another file")
+        raise InputError(f"{where}: expected settings, got {quote(settings)}: give another file")
     for name, value in settings.items():
         for each in value if isinstance(value, list) and len(value) <= LARGEST else [value]:
             word = isinstance(each, str) and re.fullmatch(r"[\w.-]{0,100}", each)
             number = isinstance(each, int | float) and (abs(each) <= LARGEST or each == float("inf"))
             if not word and not number and each is not None:
-                raise InputError(f"{where}: expected a number or a word for {_quote(name)}, got {_quote(each)}")
+                raise InputError(f"{where}: expected a number or a word for {quote(name)}, got {quote(each)}")
     return {name: value for name, value in settings.items() if name != "class"}
 
 
@@ -315,7 +317,7 @@ def _model(header: Identity, grid: PatchGrid, file: Path, pretrained: bool) -> T
     name = header.get("model")
     advice = "give the model, as in load(..., target=TargetModel(...))"
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}", name) or not is_in_timm(name):
-        raise InputError(f"expected the name of a model of timm in {file}, got {_quote(name)}: {advice}")
+        raise InputError(f"{file}: expected the name of a model of timm, got {quote(name)}: {advice}")
     config = timm.get_pretrained_cfg(name)
     resized = config is not None and tuple(config.input_size[1:]) != grid.size and "patch" in name
     size: dict[str, Any] = {"img_size": grid.image_size} if resized else {}
@@ -324,9 +326,3 @@ def _model(header: Identity, grid: PatchGrid, file: Path, pretrained: bool) -> T
     except InputError as error:
         raise InputError(f"{file} explains {name}, whose weights are not here: {advice} ({error})") from error
     return TargetModel(model).eval()
-
-
-def _quote(value: Any) -> str:
-    """A value of a header for a message; line breaks and control characters are escaped."""
-    shown = ascii(value)
-    return f"{shown[:80]}{'...' * (len(shown) > 80)}"

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError, suggest_names
 from explainers.runtime.progress import progress
-from explainers.saved.weights import read_weights
+from explainers.saved.weights import check_forms, read_weights
 from explainers.text.towers import require_open_clip
 
 Encoder = Callable[[Sequence[str]], Tensor]
@@ -181,6 +181,7 @@ def stored_encoder(embeddings: str | Path, prompts: str | Path) -> Encoder:
         InputError: if the files do not fit each other; when called, for a text that is not stored.
     """
     _, weights = read_weights(embeddings, "a file of text embeddings")
+    check_forms(embeddings, {"embeddings": "floats V D"})
     texts = json.loads(Path(prompts).read_text(encoding="utf-8"))
     texts = texts["prompts"] if isinstance(texts, dict) else texts
     rows = F.normalize(weights["embeddings"].float(), dim=-1)

@@ -14,10 +14,9 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import validate_classes
 from explainers.saved.identity import Identity, is_rounded_copy, recipe, sketch_weights
-from explainers.saved.weights import check_identity, read_weights, save_weights
+from explainers.saved.weights import check_forms, check_identity, describe_tensors, read_weights, save_weights
 from explainers.share import Pretrained
 from explainers.training.sources import Source
-from explainers.training.state_dicts import load_weights
 
 NetworkBuilder = Callable[[TargetModel, PatchGrid], Any]
 
@@ -182,9 +181,10 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
 
     def load(self, path: str) -> None:
         """Load a file that `export` wrote for the same identity, and explain from now on (eval mode)."""
-        saved, weights = read_weights(path)
+        saved, weights = read_weights(path, keys={"target": "dictionary"})
         self.check_identity(saved, path)
-        load_weights(self.network, weights, path)
+        check_forms(path, describe_tensors(self.network.state_dict()))
+        self.network.load_state_dict(weights)
         self.untrained = False
         self.eval()
 

@@ -1,12 +1,10 @@
 """Parts of state dicts, and checks before weights are loaded or computed with."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.saved.weights import check_floating
 
 State = Mapping[str, Tensor]
 
@@ -36,14 +34,3 @@ def check_alike(first: State, second: State, where: str = "") -> None:
                 f"{where}{': ' if where else ''}expected weights of one architecture, got {both} for {name}: take"
                 " models of one kind"
             )
-
-
-def load_weights(network: nn.Module, weights: State, path: str | Path) -> None:
-    """Load weights from the file `path` into a network.
-
-    Raises:
-        InputError: if names or shapes differ, or a weight is no floating-point number.
-    """
-    check_alike(network.state_dict(), weights, str(path))
-    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
-    network.load_state_dict(weights)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +13,9 @@ from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.convert import as_target
 from explainers.models.heads import ProjectedHead
-from explainers.models.inputs import validate_classes
+from explainers.models.inputs import WHITE, validate_classes
 from explainers.runtime.modes import ordinary_tensors
+from explainers.saved.weights import is_finite, quote
 from explainers.vectors.explainability_vector import MethodLabels
 from explainers.vectors.fixed_head import FixedHead, fix_own_head, select_explained
 from explainers.vectors.lambda_sweep import (
@@ -88,12 +90,10 @@ def add_vector(
     Raises:
         InputError: if no vector fits the model, or an argument is wrong.
     """
-    if lambda_2 != "auto" and (isinstance(lambda_2, bool) or not isinstance(lambda_2, int | float)):
-        raise InputError(f"lambda_2={lambda_2!r} is neither auto nor a number, such as 0.75")
-    if images is not None and len(images) < 2:
-        raise InputError(f"images= needs 2 images or more, one half to fit and one to measure, got {len(images)}")
+    if lambda_2 != "auto" and not is_finite(lambda_2):
+        raise InputError(f"lambda_2={quote(lambda_2)} is neither auto nor a number, such as 0.75")
     target = as_target(model).frozen()
-    images = None if images is None else images.to(target.mean.device)
+    images = None if images is None else check_images(images, target)
     file, header = find_vector(vector, target, TUNED)
     tau, start = read_vector(file, target), target.backbone.state_dict()
     explainer = SelfExplaining(target, target.grid, alpha=1)
@@ -120,7 +120,26 @@ def add_vector(
     if images is not None and point[1]:
         restored = restorations([(1.0, 0.0), point], load, batches(images))
     load(point, restored.get(point))
-    return SelfExplained(explainer, point[1]).eval()
+    explained = SelfExplained(explainer, point[1]).eval()
+    black = torch.zeros(1, target.channels, *target.grid.size, dtype=torch.uint8, device=target.mean.device)
+    if not all(each.isfinite().all() for each in explained(black if images is None else images[:1])):
+        origin = f"{file}: " if lambda_2 == "auto" else ""
+        raise InputError(
+            f"{origin}lambda_2={point[1]:g} makes logits or heatmaps NaN or infinite: give a smaller one, such as 0.75"
+        )
+    return explained
+
+
+def check_images(images: Any, target: TargetModel) -> Tensor:
+    """Return images for a target as a tensor on its device; an InputError unless they are two or more of its size."""
+    given = torch.from_numpy(images) if isinstance(images, np.ndarray) and images.dtype.kind == "u" else images
+    wanted, shape = [target.channels, *target.grid.size], [*getattr(given, "shape", [])]
+    if not isinstance(given, Tensor) or shape[1:] != wanted or given.dtype not in WHITE:
+        got = f"{type(images).__name__} {shape} {getattr(images, 'dtype', '')}".rstrip()
+        raise InputError(f"images= needs a tensor or an array of uint8, (B, {', '.join(map(str, wanted))}), got {got}")
+    if len(given) < 2:
+        raise InputError(f"images= needs 2 images or more, one half to fit and one to measure, got {len(given)}")
+    return given.to(target.mean.device)
 
 
 def choose_point(

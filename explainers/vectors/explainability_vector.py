@@ -124,7 +124,7 @@ class ExplainabilityVector(LightningModule):
 
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).eval()
         if found is None:
-            reading = read_head([file for _, file in sources.values()]).describe_reading()
+            reading = read_head([file for _, file in sources.values()], target).describe_reading()
         else:
             file, header = found
             self.taus = [read_vector(file, target)]

@@ -6,7 +6,8 @@ arithmetic on the backbone's weights can transfer it (Yoshikawa et al., 2025).
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,15 @@ from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.models.heads import ProjectedHead
 from explainers.saved.identity import Identity
+from explainers.saved.weights import quote
+from explainers.transformer.blocks import find_blocks
 from explainers.transformer.direct_paths import direct_paths
 from explainers.transformer.path_flow import FlowRecord, count_patches, record_flow, sum_paths
 
 Reading = Literal["patch", "difference", "blank_patch"]
+
+READING = {"reading": "|".join(get_args(Reading)), "blocks": "list"}
+"""What the header of a file says of a head that reads patches."""
 
 
 class FixedHead(ProjectedHead):
@@ -131,6 +137,17 @@ class FixedHead(ProjectedHead):
         if paths is None or self.read_out is None:
             return vectors
         return self.read_out[0] * vectors + self.project(paths, False)
+
+
+def check_reading(reading: Identity, target: TargetModel, path: str | Path) -> None:
+    """Raise an InputError unless the `blocks` and the `read_out` in the header of a file fit a target."""
+    blocks, weights = reading["blocks"], reading["read_out"]
+    known = [*range(len(find_blocks(target)))] if blocks and reading["reading"] != "patch" else []
+    if blocks != known[len(known) - len(blocks) :] or blocks and (not weights or len(weights) != len(blocks) + 2):
+        raise InputError(
+            f"{path}: expected the last of {len(known)} blocks for head.blocks, and a weight for each and two more for"
+            f" head.read_out, got {quote(blocks)} and {quote(weights)}: give another file"
+        )
 
 
 @checks_choices

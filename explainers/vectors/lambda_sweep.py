@@ -15,9 +15,12 @@ from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
 from explainers.metrics.means import Accuracy, Mean
 from explainers.models import TargetModel
+from explainers.saved.weights import is_finite
 
 Point = tuple[float, ...]
 """(λ₁, λ₂); of a sum of several vectors also the ratio of each."""
+
+FLATTEST = 1e-6
 
 Row = dict[str, float]
 """What is measured at a point, after the numbers of the point."""
@@ -47,7 +50,7 @@ def sweep_points(
     Raises:
         InputError: for an empty list, a value that is given twice, or ratios that are not one for each source.
     """
-    if not lambda_1 or not lambda_2:
+    if not lambda_1 or not lambda_2 or not all(map(is_finite, [*lambda_1, *lambda_2])):
         raise InputError(f"expected values of module.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
     count = sources if sources > 1 else 0
     each = [(1.0,) * count] if ratios is None else [tuple(ratio) for ratio in ratios]
@@ -207,7 +210,8 @@ def report(trainer: Trainer, sweep: Sequence[Row], best: Row, select: str) -> No
 def restoration(changed: Tensor, unchanged: Tensor, ridge: float = 1.0) -> Tensor:
     """Compute the map R, (D, D), with the least Σ |R e − ê|² + k |R − I|², by ridge regression towards the identity.
 
-    A fixed head whose projection is multiplied by R computes logits from restored embeddings.
+    A fixed head whose projection is multiplied by R computes logits from restored embeddings. Equal images determine R
+    too: at least `FLATTEST` of the mean square counts as variance.
 
     >>> unchanged = torch.tensor([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])
     >>> (restoration(2 * unchanged, unchanged, ridge=0.0) + 0).tolist()
@@ -219,7 +223,8 @@ def restoration(changed: Tensor, unchanged: Tensor, ridge: float = 1.0) -> Tenso
         ridge: k, as a multiple of the mean variance Σ |e − mean e|² / D.
     """
     e = changed.double()
-    strength = ridge * (e - e.mean(0)).square().sum() / e.shape[1]
+    spread = (e - e.mean(0)).square().sum().clamp(min=FLATTEST * e.square().sum())
+    strength = ridge * spread / e.shape[1]
     identity = torch.eye(e.shape[1], dtype=e.dtype, device=e.device)
     change = torch.linalg.solve(e.mT @ e + strength * identity, e.mT @ (unchanged.double() - e)).mT
     return (identity + change).to(changed.dtype)

@@ -11,16 +11,36 @@ from torch import nn
 
 from explainers.errors import InputError, check_distinct
 from explainers.models import TargetModel
+from explainers.models.heads import COSINES, check_count
 from explainers.models.scores import Score
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
-from explainers.saved.weights import check_floating, check_identity, read_weights
-from explainers.training.state_dicts import State, check_alike, part
-from explainers.vectors.fixed_head import FixedHead
+from explainers.saved.weights import (
+    check_forms,
+    check_identity,
+    check_keys,
+    describe_tensors,
+    read_header,
+    read_weights,
+)
+from explainers.training.state_dicts import State, part
+from explainers.vectors.fixed_head import READING, FixedHead, check_reading
 from explainers.vectors.task_arithmetic import cosine, vector
 
 TRANSFERRED = "transferred"
 """Value of `alpha` in the file of a model that was made by arithmetic instead of training."""
+
+KIND = "a self-explaining model"
+
+HEADER = {
+    "class": "SelfExplaining",
+    "target": {"backbone": "text", "backbone_sha256": "SHA-256"},
+    "classes": "texts",
+    "base_sha256": "SHA-256",
+    "alpha": f"{TRANSFERRED}|positive number",
+    "head": READING | {"normalise": "boolean"},
+}
+"""What the header of the file of a self-explaining model has."""
 
 
 def exported_target(model: TargetModel | nn.Module, head: str | Path, score: Score | None = None) -> TargetModel:
@@ -31,28 +51,36 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path, score: Sco
         head: the `model.safetensors` of the export.
         score: what the logits of a timm model mean, see `TargetModel`; a target has its own.
     """
-    identity, weights = read_weights(head)
     target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model, nn.Identity(), score)
-    fixed = _fixed_head(identity, weights, head)
-    backbone = part(weights, "backbone")
-    check_alike(target.backbone.state_dict(), backbone, str(head))
-    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, head)
+    identity, weights = read_model(head, target)
     own = target.backbone_identity()
     check_identity(identity["target"], {key: own[key] for key in own if key != "backbone_sha256"}, head)
-    target.backbone.load_state_dict(backbone)
-    target.head = fixed
+    target.backbone.load_state_dict(part(weights, "backbone"))
+    target.head = _fixed_head(identity, weights)
     target.classes = identity["classes"]
     return target.eval()
 
 
-def _fixed_head(identity: Identity, weights: State, path: str | Path) -> FixedHead:
+def read_model(path: str | Path, target: TargetModel) -> tuple[Identity, State]:
+    """Read the identity and the weights of a self-explaining model with the backbone of a target."""
+    identity, weights = read_weights(path, KIND, HEADER)
+    head = {f"head.{name}": form for name, form in COSINES.items()}
+    head |= {"head.patch_scale": "floats", "head.read_out?": "floats W"}
+    check_forms(path, describe_tensors(target.backbone.state_dict(), "backbone.") | head)
+    width = weights.get("head.projection", weights["head.weight"]).shape[1]
+    if width != target.embed_dim:
+        raise InputError(f"{path}: expected a head for width {target.embed_dim}, got {width}: give another file")
+    check_count(identity["classes"], len(weights["head.weight"]), path)
+    check_keys({"scale": weights["head.scale"].item()}, {"scale": "positive number"}, path, "head.")
+    check_reading(identity["head"] | {"read_out": weights.get("head.read_out", torch.zeros(0)).tolist()}, target, path)
+    return identity, weights
+
+
+def _fixed_head(identity: Identity, weights: State) -> FixedHead:
     """Build the head from the identity and the weights in a file."""
-    if "head" not in identity or "head.weight" not in weights:
-        raise InputError(f"expected the model.safetensors of a self-explaining model, got {path}")
-    saved = part(weights, "head")
-    tensors: dict[str, Any] = {name: saved.get(name) for name in ("weight", "projection", "bias", "read_out")}
-    scales: dict[str, Any] = {name: saved[name].item() for name in ("scale", "patch_scale")}
-    return FixedHead(**tensors, **scales, **identity["head"])
+    head: dict[str, Any] = part(weights, "head")
+    head |= {name: head[name].item() for name in ("scale", "patch_scale")}
+    return FixedHead(**head, **{name: identity["head"][name] for name in ("normalise", "reading", "blocks")})
 
 
 @dataclass(frozen=True)
@@ -124,9 +152,9 @@ def read_parents(target: TargetModel, sources: Sources, onto: str) -> dict[str, 
     return parents | {"onto": _read_parent("onto", onto, target)}
 
 
-def read_head(paths: Sequence[str]) -> FixedHead:
+def read_head(paths: Sequence[str], target: TargetModel) -> FixedHead:
     """The head of a self-explaining model; of several, which read patches alike, with the means of their factors."""
-    heads = [_fixed_head(*read_weights(path), path) for path in paths]
+    heads = [_fixed_head(*read_model(path, target)) for path in paths]
     first, readings = heads[0], [f"{head.reading}{' and paths' if head.blocks else ''}" for head in heads]
     for head, path, reading in zip(heads, paths, readings, strict=True):
         if (head.reading, head.blocks) != (first.reading, first.blocks):
@@ -158,11 +186,10 @@ def compute_vectors(parents: dict[str, Parent], sources: Sources) -> tuple[list[
 
 def _read_parent(role: str, path: str, target: TargetModel) -> Parent:
     """Read a model from a file, and check that it was trained from the base model, as its role requires."""
-    identity, weights = read_weights(path)
-    model = identity.get("target", {})
-    if model.get("backbone") != target.name:
-        raise InputError(f"expected a {target.name} for module.{role}, got {model.get('backbone')} in {path}")
-    alpha = identity.get("alpha", 1)
+    identity = read_header(path, KIND, HEADER)
+    model, alpha = identity["target"], identity["alpha"]
+    if model["backbone"] != target.name:
+        raise InputError(f"expected a {target.name} for module.{role}, got {model['backbone']} in {path}")
     if alpha == TRANSFERRED:
         raise InputError(f"expected for module.{role} a model that was trained, got a transferred one in {path}")
     if (alpha < 1) != (role == "explaining"):
@@ -171,12 +198,13 @@ def _read_parent(role: str, path: str, target: TargetModel) -> Parent:
             f" attributions, got alpha={alpha} in {path}: are predicting and explaining swapped?"
         )
     base_hash = weights_hash(target.backbone)
-    if identity.get("base_sha256") != base_hash:
+    if identity["base_sha256"] != base_hash:
         raise InputError(
             f"expected for module.{role} a model fine-tuned from the base model (SHA-256 {base_hash[:12]}), got one"
-            f" from another base model ({identity.get('base_sha256', '')[:12]}) in {path}"
+            f" from another base model ({identity['base_sha256'][:12]}) in {path}"
         )
-    fixed = _fixed_head(identity, weights, path)
+    _, weights = read_model(path, target)
+    fixed = _fixed_head(identity, weights)
     fixed.read_as({"reading": "patch", "patch_scale": 1, "blocks": ()})  # how patches are read changes no logit
     head = {
         "num_classes": fixed.out_features,

@@ -1,5 +1,6 @@
 """Explainability vectors as files that stand alone: sparse, of 16 bits, with all that a model needs to take one."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,14 +11,28 @@ from torch import Tensor
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.saved.identity import ROUNDED, Identity, architecture_hash, measure_distances, sketch_weights
-from explainers.saved.weights import check_identity, read_header, read_tensors, read_weights, save_weights
+from explainers.saved.weights import check_forms, check_identity, quote, read_header, read_weights, save_weights
 from explainers.share.catalogue import VECTOR, VECTOR_COMMANDS, Catalogue, list_shipped, shipped
 from explainers.training.state_dicts import State, part
-from explainers.vectors.model_files import read_head
+from explainers.vectors.fixed_head import READING, check_reading
+from explainers.vectors.model_files import read_head, read_model
 from explainers.vectors.task_arithmetic import keep_largest, select_learned, vector
 
 KIND = "ExplainabilityVector"
-"""What the header of such a file has as its `class`."""
+
+HEADER = {
+    "class": KIND,
+    "model": "text",
+    "architecture_sha256": "SHA-256",
+    "sketch": "numbers",
+    "head": READING | {"patch_scale": "positive number", "read_out": "numbers|none"},
+    "lambda_2": "number",
+    "absent": "texts",
+}
+"""What the header of such a file has; `absent` are the weights that the vector does not change."""
+
+PARTS = {"values": "F16", "bits": "U8"}
+"""The two tensors of each weight that a vector changes, and their types."""
 
 TUNED = {"matrices": 0.5}
 """Largest distance of fine-tuned weights from those of the base model, relative to their size.
@@ -45,25 +60,24 @@ def pack(tau: State) -> dict[str, Tensor]:
     return packed
 
 
-def unpack(packed: State, like: State) -> dict[str, Tensor]:
+def unpack(packed: State, like: State, file: str | Path) -> dict[str, Tensor]:
     """The vector in the tensors of `pack`, float32, for a state dict of the shapes of `like`: 0 where nothing was kept.
 
     Raises:
         InputError: if tensors do not fit, as those of positions do not fit a model of images of another size.
     """
     tau = {name: torch.zeros(value.shape) for name, value in select_learned(like).items()}
-    for name in (key.removesuffix(".bits") for key in packed if key.endswith(".bits")):
-        bits, values = packed[f"{name}.bits"], packed.get(f"{name}.values", torch.empty(0))
-        count = tau[name].numel() if name in tau else 0
-        fits = bits.dtype == torch.uint8 and len(bits) == -(-count // 8)
-        kept = torch.from_numpy(np.unpackbits(bits.numpy(), count=count)).bool() if fits else torch.empty(0)
-        if not fits or kept.sum() != len(values):
-            shape = list(tau[name].shape) if name in tau else "missing"
+    for name, value in tau.items():
+        if f"{name}.bits" not in packed:
+            continue
+        bits, values, count = packed[f"{name}.bits"], packed[f"{name}.values"], value.numel()
+        kept = torch.from_numpy(np.unpackbits(bits.numpy())).bool()
+        if len(bits) != -(-count // 8) or kept[count:].any() or kept.sum() != len(values):
             raise InputError(
-                f"vector= changes {name} of another size than the model's, which is {shape}: give a model of the image"
-                " size at which the vector was learned, or another vector"
+                f"{file}: expected changes of {name} of the model's shape {list(value.shape)}, got another size: give"
+                " a model of the image size at which the vector was learned, or another vector"
             )
-        tau[name].view(-1)[kept] = values.float()
+        value.view(-1)[kept[:count]] = values.float()
     return tau
 
 
@@ -76,10 +90,11 @@ def save_vector(trained: str | Path, base: TargetModel, path: Path, lambda_2: fl
         path: the file to write.
         lambda_2: the λ₂ to recommend.
     """
-    identity, weights = read_weights(trained)
+    identity, weights = read_model(trained, base)
     own = base.backbone_identity()
     check_identity(identity, {"base_sha256": own["backbone_sha256"]}, trained)
-    head = read_head([str(trained)])
+    head = read_head([str(trained)], base)
+    packed = pack(vector(part(weights, "backbone"), base.backbone.state_dict()))
     header = {
         "class": KIND,
         "model": identity["model"],
@@ -89,8 +104,9 @@ def save_vector(trained: str | Path, base: TargetModel, path: Path, lambda_2: fl
         "grid": identity["grid"],
         "head": head.describe_reading(),
         "lambda_2": lambda_2,
+        "absent": [name for name in select_learned(base.backbone.state_dict()) if f"{name}.bits" not in packed],
     }
-    return save_weights(pack(vector(part(weights, "backbone"), base.backbone.state_dict())), path, header)
+    return save_weights(packed, path, header)
 
 
 def find_vector(name: str | Path, target: TargetModel, limits: Mapping[str, float] = ROUNDED) -> tuple[Path, Identity]:
@@ -105,21 +121,22 @@ def find_vector(name: str | Path, target: TargetModel, limits: Mapping[str, floa
         InputError: if there is none.
     """
     entries = available()
-    if Path(name).is_file():
+    if not isinstance(name, str | Path):
+        raise InputError(f"vector={quote(name)}: expected shipped, the name of a base model, or a file")
+    if os.path.isfile(name):
         files = [Path(name)]
     else:
         known = entries if name == "shipped" else [shipped(str(name), entries)]
         files = [each.folder / VECTOR for each in known if each is not None]
     architecture, reasons = architecture_hash(target.backbone, sized=False), []
     for file in files:
-        header = read_header(file, "a vector")
-        if header.get("class") != KIND:
-            raise InputError(f"vector={name} is no file of explainers.vectors.vector_files: give another one")
+        header = read_header(file, "a vector", HEADER)
         if header["architecture_sha256"] != architecture:
             reasons.append(f"the architecture is not that of {header['model']}")
             continue
         distances = measure_distances(target.backbone, header["sketch"], sized=False)
         if all(distances[kind] <= limit for kind, limit in limits.items()):
+            check_reading(header["head"], target, file)
             return file, header
         far = max(distances[kind] for kind in limits)
         origin = "" if limits is ROUNDED else "fine-tuned from "
@@ -133,5 +150,11 @@ def find_vector(name: str | Path, target: TargetModel, limits: Mapping[str, floa
 
 def read_vector(file: Path, target: TargetModel) -> dict[str, Tensor]:
     """Read the vector in a file for the weights of a model, whose device it gets."""
-    tau = unpack(read_tensors(file)[1], target.backbone.state_dict())
+    state = target.backbone.state_dict()
+    header, packed = read_weights(file, "a vector", HEADER)
+    changed = [name for name in select_learned(state) if name not in header["absent"]]
+    check_forms(file, {f"{name}.{each}": f"{kind} {name}.{each}" for name in changed for each, kind in PARTS.items()})
+    if not packed:
+        raise InputError(f"{file}: expected a vector that changes weights, got one without any: give another file")
+    tau = unpack(packed, state, file)
     return {name: value.to(target.mean.device) for name, value in tau.items()}

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 from dataclasses import fields, replace
 
@@ -119,6 +120,50 @@ def test_broken_files_alone_are_an_error(tmp_path):
         InputError, match=r"expected images, got 11 files \(.*\) that cannot be decoded, or are gone: give another"
     ):
         collect(tmp_path, source(broken=range(COUNT)))
+
+
+def copied(whole, tmp_path):
+    shutil.copytree(whole / "evidence", tmp_path / "evidence")
+    return [tmp_path / "evidence" / f"{number:05}.safetensors" for number in (0, 1, 2, 99)]
+
+
+def test_a_file_beside_the_shards_is_left_out_and_named(whole, tmp_path):
+    first, *_, other = copied(whole, tmp_path)
+    shutil.copy(first, other)
+    with pytest.warns(UserWarning, match=r"^left out: 1 file \(00099.safetensors\) beside the 3 shards in"):
+        collect(tmp_path)
+    store = EvidenceStore(tmp_path)
+    with pytest.warns(UserWarning, match="00099"):
+        assert store.identity().keys() == {"target", "explainer", "images", "strongest", "shard_size"}
+    assert [len(shard.numbers) for shard in store.shards()] == [4, 4, 3]
+
+
+def flip(path, other):
+    data = bytearray(path.read_bytes())
+    data[-50] ^= 64
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "got"),
+    [
+        (flip, "as it was written, got a changed file: delete it, and repeat the command"),
+        (lambda path, other: shutil.copy(other, path), "expected shard 1, got a copy of 0: delete it, and repeat"),
+        (lambda path, other: path.write_bytes(b""), "got a damaged file: delete it"),
+        (lambda path, other: path.unlink(), "expected the evidence of an audit, got no file"),
+    ],
+)
+def test_a_changed_shard_is_refused_before_any_pass_and_made_again_once_it_is_deleted(whole, tmp_path, damage, got):
+    first, second, *_ = copied(whole, tmp_path)
+    damage(second, first)
+    asked, line = [], rf"^{re.escape(str(second))}: .*{got}"
+    with pytest.raises(InputError, match=line):
+        EvidenceStore(tmp_path).identity()
+    if second.exists():
+        with pytest.raises(InputError, match=line):
+            collect(tmp_path, source(asked=asked))
+        second.unlink()
+    assert not asked and collect(tmp_path) and files(tmp_path) == files(whole)
 
 
 def test_evidence_is_stored_under_the_autocast_of_a_caller(whole, tmp_path):

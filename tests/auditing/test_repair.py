@@ -197,6 +197,12 @@ def test_bad_marks_and_heads_are_refused(planted):
     for groups, message in (([], "from 0 to 3, got none"), ([4], "got 4"), ([1, 1], "got 1, 1: take")):
         with pytest.raises(InputError, match=message):
             repair(planted.store, planted, planted.centres, groups, planted.read)
+    for strength in (0, -1, 1e300, torch.inf, torch.nan):
+        with pytest.raises(InputError, match=r"^expected strength .*, got strength="):
+            repair(planted.store, planted, planted.centres, [2], planted.read, strength=strength)
+    assert torch.isfinite(
+        repair(planted.store, planted, planted.centres, [2], planted.read, strength=1e6).head.weight
+    ).all()
     with pytest.raises(InputError, match="got a reliance of 0.100 as it is, and more"):
         choose_strength([Price(strength, 0.1 + strength, 1.0, None, None, None) for strength in (0.0, 1.0)])
     far = Centres(torch.cat([planted.centres.directions, -planted.shown[:1]]), torch.tensor([0, 1, 0, 1, 0]))

@@ -54,7 +54,33 @@ def test_whole_numbers_keep_their_type_and_others_are_kept_in_half_precision(tmp
     assert torch.equal(torch.stack([row["value"] for row in read]), values.half().float())
 
 
-@pytest.mark.parametrize("value", [65520.0, -70000.0, 3e38])
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda scores: scores * np.nan, "expected numbers, got NaN in row 5"),
+        (lambda scores: scores.astype(np.int64), "expected float16, got int64"),
+        (lambda scores: scores.astype(np.complex64), "expected float16, got complex64"),
+        (lambda scores: scores.astype(str), "expected float16, got <U"),
+        (lambda scores: scores.astype(np.float32), "expected float16, got float32"),
+    ],
+)
+def test_rows_of_another_type_are_refused(tmp_path, change, got):
+    path = filled(tmp_path).path / "score.npy"
+    np.save(path, change(np.load(path)))
+    with pytest.raises(InputError, match=rf"^{path}: {got}.*; delete the folder"):
+        store(tmp_path).read(5)
+
+
+def test_a_lost_or_damaged_list_of_types_is_named(tmp_path):
+    path = filled(tmp_path).path / "types.json"
+    for text in ("", "[]", '{"score": "evil"}', "[" * 100000, None):
+        path.unlink() if text is None else path.write_text(text)
+        for use in (lambda: store(tmp_path).read(5), lambda: store(tmp_path).refresh(["score"])):
+            with pytest.raises(InputError, match=rf"^{path}: .*; delete the folder"):
+                use()
+
+
+@pytest.mark.parametrize("value", [65520.0, -70000.0, 3e38, float("nan")])
 def test_values_beyond_half_precision_are_refused_with_their_row(tmp_path, value):
     own, (index, values) = store(tmp_path), rows(4, 2)
     values["score"][1, 2] = value

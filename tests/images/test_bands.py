@@ -99,6 +99,38 @@ def test_bands_of_16_bits_are_resized_and_scaled_as_floats():
     assert set(half[0].flatten().tolist()) == {32768}
 
 
+def claim(path, shape, dtype="<f8"):
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"shape": shape, "fortran_order": False, "descr": dtype})
+
+
+def save_zip(path):
+    with open(path, "wb") as file:
+        np.savez(file, a=SIX)
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda path: claim(path, (625 * 10**9,)), "mmap length is greater"),  # 5 TB
+        (lambda path: claim(path, (-4, 4, 6)), "must be positive|negative dim"),
+        (save_zip, "magic string is not correct"),
+        (lambda path: np.save(path, np.array([{}])), "Python objects"),
+        (lambda path: np.save(path, np.array(["a"])), "of type <U1"),
+        (lambda path: np.save(path, SIX * 1j), "of type complex128"),
+        (lambda path: path.write_bytes(b""), "EOF"),
+    ],
+)
+def test_arrays_that_are_none_are_refused_and_left_out_of_folders(tmp_path, write, reason):
+    np.save(tmp_path / "a.npy", SIX)
+    write(tmp_path / "b.npy")
+    session = Session(six_bands(), "GAE")
+    with pytest.raises(InputError, match=f"^.*/b.npy: expected an array of numbers, got one that .*({reason}).*: give"):
+        session.explain(tmp_path / "b.npy")
+    with pytest.warns(UserWarning, match=r"left out: 1 file \(b.npy\) that cannot be decoded"):
+        assert [each.name for each in session.explain(tmp_path, classes=0)] == ["a.npy"]
+
+
 @pytest.mark.filterwarnings("ignore:left out. 1 file .notes.txt")
 def test_npy_and_tiff_files_hold_the_same_bands(tmp_path):
     tifffile = pytest.importorskip("tifffile", reason="needs tifffile")

@@ -1,9 +1,12 @@
 """Files of weights, which say what they belong to."""
 
+from unittest.mock import Mock
+
 import pytest
 import timm
 import torch
 from conftest import TINY_VIT, timm_model
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from toys import LIGHT
 
@@ -45,12 +48,20 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_no_other(tmp_path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_full_disk_is_an_error_of_the_system_that_names_the_file(tmp_path, monkeypatch):
+    text = "Error while serializing: I/O error: No space left on device (os error 28)"
+    monkeypatch.setattr("explainers.saved.weights.save_file", Mock(side_effect=SafetensorError(text)))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_weights(WEIGHTS, tmp_path / "network.safetensors")
+    assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "network.safetensors"))
+
+
 def test_a_missing_and_a_damaged_file_are_named(tmp_path):
-    with pytest.raises(InputError, match="no trained explainer at .*nowhere.safetensors: train one"):
+    with pytest.raises(InputError, match="nowhere.safetensors: expected a trained explainer, got no file: train one"):
         read_weights(tmp_path / "nowhere.safetensors")
     path = save_weights(WEIGHTS, tmp_path / "cut.safetensors", IDENTITY)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(InputError, match="expected a head at .*cut.safetensors, got a damaged file: delete it"):
+    with pytest.raises(InputError, match="cut.safetensors: expected a head, got a damaged file: delete it"):
         read_weights(path, "a head")
 
 

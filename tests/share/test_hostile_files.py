@@ -1,8 +1,10 @@
 """Files from elsewhere: `explainers.load` builds what it knows, and refuses everything else in one line."""
 
+import copy
 import json
 import os
 import pickle
+import shutil
 import struct
 import sys
 from functools import partial
@@ -12,12 +14,22 @@ import pytest
 import torch
 from conftest import timm_model, wake
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import explainers
+from explainers import posthoc
+from explainers.auditing.store import EvidenceStore, Source
 from explainers.errors import InputError
-from explainers.saved.weights import read_header
+from explainers.models import TargetModel
+from explainers.models.heads import ProjectedHead, save_head
+from explainers.saved.weights import read_header, read_tensors
 from explainers.share import pretrained
 from explainers.tve import TVE, LightNetwork
+from explainers.vectors import exported_target
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
+from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.vector_files import save_vector
 
 IMAGES = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
 EXPLAINER = "explainer.safetensors"
@@ -109,7 +121,7 @@ TOUCH = {"_target_": "subprocess.check_call", "_args_": [["touch", MADE]]}
 LONG = struct.pack("<Q", 2**21) + b"{" + b" " * (2**21 - 2) + b"}"
 HUGE = struct.pack("<Q", 2**63) + b"{}"
 HOSTILE = {
-    "a program as the class": (kind("subprocess.check_call"), "as the class in given/"),
+    "a program as the class": (kind("subprocess.check_call"), "expected one of AnyHead, "),
     "a dotted class of ours": (kind("explainers.tve.TVE"), "got 'explainers.tve.TVE'"),
     "a method as the class": (kind("Occlusion"), "expected one of AnyHead, SelfExplaining, Sha"),
     "a dictionary as the class": (kind(TOUCH), "got {'_target_'"),
@@ -118,10 +130,10 @@ HOSTILE = {
         kind("AnyHead"),
         "expected settings blend, refine, refine_removal, temperature, got 'h_weight'",
     ),
-    "a model that explains itself": (kind("SelfExplaining"), "model.safetensors of a self-explaining"),
+    "a model that explains itself": (kind("SelfExplaining"), "expected texts for classes, got None"),
     "a program as the network": (header(network__class="torch.load"), "got 'torch.load': give your own network"),
     "a network of another explainer": (header(network__class="FastSHAPNetwork"), "expected LightNetwork or PaperNetw"),
-    "a network without a class": (header(network={}), "as the network in given/explainer.safetensors, got None"),
+    "a network without a class": (header(network={}), "as the network, got None"),
     "a list as the network": (header(network=[1]), "given/explainer.safetensors: network: expected settings, got [1]"),
     "a program in the network": (header(network__hops=TOUCH), "a number or a word for 'hops', got {'_target_'"),
     "a program in a list": (header(network__hops=[[TOUCH]]), "expected a number or a word for 'hops', got [{"),
@@ -131,11 +143,14 @@ HOSTILE = {
         "got 'mae': give another file",
     ),
     "an unknown setting of the network": (header(network__no_such=1), "got 'no_such': give another file"),
-    "another width": (header(network__width=16), "its weights do not fit its settings"),
+    "another width": (
+        header(network__width=16),
+        "of shape [16, 16] for 'position', got F32 of shape [16, 8]",
+    ),
     "a width that fills the memory": (header(network__width=10**12), "for 'width', got 1000000000000"),
     "a network that fills the memory": (
         header(network={"class": "PaperNetwork", "width": 4096, "heads": 1, "depth": 64}),
-        "its weights do not fit its settings",
+        "got nothing: give another file",
     ),
     "a program as the grid": (header(grid=TOUCH), "expected a number or a word for '_args_', got ['touch', 'MADE']"),
     "a list as the grid": (header(grid=[32, 8]), "given/explainer.safetensors: grid: expected settings, got [32, 8]"),
@@ -152,23 +167,32 @@ HOSTILE = {
     "a list when read": (header(reading=[1]), "reading: expected settings, got [1]: give another file"),
     "lines in a name": (kind("a\n\x1b[2Jb"), r"got 'a\n\x1b[2Jb'"),
     "another backbone": (header(target__backbone_sha256="0" * 64, sketch=[1.0]), "was trained on other weights"),
-    "a target of lists": (header(target=[1]), "settings of an explainer, got AttributeError"),
+    "a target of lists": (header(target=[1]), "expected dictionary for target, got [1]"),
     "a list as the identity": (weights(dict, {"identity": "[1]"}), "got a damaged file"),
     "an identity that is no JSON": (weights(dict, {"identity": "{"}), "got a damaged file"),
     "a deep identity": (weights(dict, {"identity": "[" * 100000}), "got a damaged file"),
-    "an identity of another file": (weights(dict, {}), "as the class in given/explainer.safetensors, got None"),
-    "tensors of another shape": (weights(lambda all: all | {"mean_g": torch.zeros(3)}), "got (3,)"),
+    "an identity of another file": (weights(dict, {}), "as the class, got None"),
+    "tensors of another shape": (weights(lambda all: all | {"mean_g": torch.zeros(3)}), "got F32 of shape [3]"),
     "one tensor too few": (weights(lambda all: {k: v for k, v in all.items() if k != "mean_g"}), "got nothing"),
-    "one tensor too many": (weights(lambda all: all | {"a\nb": torch.zeros(3)}), r"expected nothing for a\nb in "),
+    "one tensor too many": (
+        weights(lambda all: all | {"a\nb": torch.zeros(3)}),
+        r"expected nothing for 'a\nb', got F32 of shape [3]",
+    ),
     "tensors of NaN": (weights(lambda all: all | {"mean_g": all["mean_g"] * torch.nan}), "NaN or infinity in mean_g"),
     "integers": (
         weights(lambda all: all | {"write.bias": all["write.bias"].int()}),
-        "expected floating-point weights in given/explainer.safetensors, got int32 for write.bias",
+        "expected floats of shape [48] for 'write.bias', got I32",
     ),
-    "a pickle": (content(pickle.dumps(Program())), "explainer.safetensors, got a damaged file"),
-    "an empty file": (content(b""), "explainer.safetensors, got a damaged file"),
-    "a long header": (content(LONG), "explainer.safetensors, got a damaged file"),
-    "a header of 8 exabytes": (content(HUGE), "explainer.safetensors, got a damaged file"),
+    "a pickle": (
+        content(pickle.dumps(Program())),
+        "explainer.safetensors: expected a trained explainer, got a damaged file",
+    ),
+    "an empty file": (content(b""), "explainer.safetensors: expected a trained explainer, got a damaged file"),
+    "a long header": (content(LONG), "explainer.safetensors: expected a trained explainer, got a damaged file"),
+    "a header of 8 exabytes": (
+        content(HUGE),
+        "explainer.safetensors: expected a trained explainer, got a damaged file",
+    ),
 }
 BESIDE = {
     "weights from outside": (link(EXPLAINER), "expected a file at given/explainer.safetensors, got a link to "),
@@ -179,7 +203,7 @@ BESIDE = {
     "no file": (lambda folder: (folder / EXPLAINER).unlink(), "got no explainer.safetensors or model.safetensors"),
     "a folder as the file": (
         lambda folder: [(folder / EXPLAINER).unlink(), (folder / EXPLAINER).mkdir()],
-        "no trained explainer at given/explainer.safetensors",
+        "given/explainer.safetensors: expected a trained explainer, got no file",
     ),
 }
 
@@ -202,12 +226,193 @@ def test_a_hostile_folder_or_file_is_refused_in_one_line_and_runs_nothing(name, 
         refused(source, target, message)
 
 
+WHOLE = {}
+"""Kind of file → a whole one, the tensor that mutations change, and what opens it for a model."""
+
+
+def make_explainer(target, folder):
+    explainer = TVE(target, target.grid, partial(LightNetwork, blocks=[0, 1], width=8), pooling=3)
+    return explainer.export(folder), "mean_g", lambda path, model: explainers.load(path, model)
+
+
+def make_self_explaining(target, folder):
+    module = SelfExplaining(target, target.grid, alpha=0.5)
+    module.target.classes = ["a", "b", "c"]
+    module.target.head = FixedHead(simplex(3, 24), reading="blank_patch", patch_scale=0.3, blocks=(1,))
+    with torch.no_grad():
+        module.target.backbone.norm.weight += torch.linspace(-0.1, 0.1, 24)
+    return module.export(folder), "head.weight", lambda path, model: exported_target(model, path)
+
+
+def make_vector(target, folder):
+    trained = make_self_explaining(target, folder)[0]
+    path = save_vector(trained, target, folder / "vector.safetensors", 0.5)
+    return path, "norm.weight.values", lambda path, model: explainers.add_vector(model, vector=path)
+
+
+def make_head(target, folder):
+    path = save_head(nn.Linear(24, 3), folder / "head.safetensors", target.backbone_identity(), ["a", "b", "c"])
+    return path, "weight", lambda path, model: TargetModel(model, path)
+
+
+def make_cosine_head(target, folder):
+    head = ProjectedHead(simplex(3, 12), torch.randn(12, 24), scale=4.0, bias=torch.zeros(3))
+    path = save_head(head, folder / "head.safetensors", target.backbone_identity(), [])
+    return path, "projection", lambda path, model: TargetModel(model, path)
+
+
+def make_evidence(target, folder):
+    def open_evidence(path, model):
+        source = Source(["a", "b"], [0, 1], [], lambda part: [(IMAGES[list(part)], list(part))])
+        EvidenceStore(path.parents[1], 1).collect(posthoc.PathFlow(model, model.grid), source)
+        return EvidenceStore(path.parents[1]).identity()
+
+    path = folder / "evidence/00001.safetensors"
+    open_evidence(path, target)
+    return path, "vectors", open_evidence
+
+
+KINDS = {
+    "explainer": make_explainer,
+    "self-explaining model": make_self_explaining,
+    "vector": make_vector,
+    "head": make_head,
+    "cosine head": make_cosine_head,
+    "evidence": make_evidence,
+}
+
+
+@pytest.fixture
+def whole(request, target, tmp_path_factory, tmp_path):
+    """A copy of a whole file to change, see `WHOLE`."""
+    kind = request.param
+    if kind not in WHOLE:
+        WHOLE[kind] = KINDS[kind](target, tmp_path_factory.mktemp(kind.replace(" ", "_")))
+    path, name, opens = WHOLE[kind]
+    inside = path.relative_to(path.parents[1])
+    shutil.copytree(path.parent, (tmp_path / inside).parent)
+    return kind, tmp_path / inside, name, opens
+
+
+def of_tensor(change):
+    """A mutation of one tensor."""
+    return lambda header, tensors, name: (header, tensors | {name: change(tensors[name])})
+
+
+MUTATIONS = {
+    "missing": lambda header, tensors, name: (header, {key: value for key, value in tensors.items() if key != name}),
+    "extra": lambda header, tensors, name: (header, tensors | {"a\nb": torch.zeros(3)}),
+    "no tensors": lambda header, tensors, name: (header, {}),
+    "NaN": of_tensor(lambda value: value * torch.nan),
+    "infinite": of_tensor(lambda value: value + torch.inf),
+    "integers": of_tensor(lambda value: value.int()),
+    "complex": of_tensor(lambda value: value.to(torch.complex64)),
+    "a row less": of_tensor(lambda value: value[1:].clone()),
+    "a dimension more": of_tensor(lambda value: value[None]),
+    "a single number": of_tensor(lambda value: value.flatten()[0].clone()),
+    "no numbers": of_tensor(lambda value: value[:0].clone()),
+    "other values": of_tensor(lambda value: value + 1),
+    "no header": lambda header, tensors, name: (None, tensors),
+    "a list as the header": lambda header, tensors, name: ([1], tensors),
+    "no target": lambda header, tensors, name: (header | {"target": [1], "head": None}, tensors),
+    "another model in the header": lambda header, tensors, name: (
+        header
+        | {"target": header["target"] | dict.fromkeys(("architecture_sha256", "backbone_sha256"), "0" * 64)}
+        | {key: "0" * 64 for key in ("architecture_sha256",) if key in header},
+        tensors,
+    ),
+}
+BYTES = {
+    "truncated": lambda data: data[:-5],
+    "truncated in the header": lambda data: data[:50],
+    "empty": lambda data: b"",
+    "a pickle": lambda data: pickle.dumps(Program()),
+    "a long header": lambda data: LONG,
+    "a header of 8 exabytes": lambda data: HUGE,
+    "a deep header": lambda data: struct.pack("<Q", 200000) + b"[" * 200000,
+    "a flipped bit": lambda data: data[:-7] + bytes([data[-7] ^ 64]) + data[-6:],
+}
+ALLOWED = {
+    *((kind, change) for kind in KINDS if kind != "evidence" for change in ("other values", "a flipped bit")),
+    *((kind, "no header") for kind in ("head", "cosine head")),
+}
+"""What cannot be told from another whole file."""
+
+OPENED = {
+    "explainer": {"model", "sketch"},
+    "self-explaining model": {"model", "grid", "classes", "blocks", "normalise"},
+    "vector": {"model", "grid", "target", "lambda_2", "blocks"},
+    "head": {"target", "classes"},
+    "cosine head": {"target", "classes"},
+    "evidence": set(),
+}
+"""Keys of headers of which another value is as good, such as no names of classes, or of no use."""
+
+
+def mutate(path, name, mutation):
+    if mutation in BYTES:
+        path.write_bytes(BYTES[mutation](path.read_bytes()))
+        return
+    header, tensors = MUTATIONS[mutation](*read_tensors(path), name)
+    save_file(tensors, path, None if header is None else {"identity": json.dumps(header)})
+
+
+def is_refused(path, opens, model):
+    """The line with which a file is refused; none if it is opened."""
+    try:
+        opens(path, model)
+    except InputError as error:
+        line = str(error)
+        assert str(path) in line or str(path.parents[1]) in line, line
+        assert len(line.splitlines()) == 1 and len(line) < 900, line
+        return line
+
+
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *BYTES])
+@pytest.mark.parametrize("whole", KINDS, indirect=True)
+def test_a_file_of_any_kind_that_was_changed_is_refused_in_one_line(whole, mutation, target, capsys):
+    kind, path, name, opens = whole
+    mutate(path, name, mutation)
+    line = is_refused(path, opens, target)
+    print(f"| {kind} | {mutation} | {line} |")
+    assert (line is None) == ((kind, mutation) in ALLOWED)
+
+
+@pytest.mark.parametrize("whole", KINDS, indirect=True)
+def test_a_file_of_any_kind_is_refused_for_another_model_and_as_another_kind(whole, target):
+    kind, path, _, opens = whole
+    assert is_refused(path, opens, target) is None
+    other_model = timm_model(seed=9, as_target=True)
+    assert (is_refused(path, opens, other_model) is None) == (kind == "self-explaining model")  # it has its own weights
+    before = path.read_bytes()
+    for other in {*WHOLE} - {kind, "self-explaining model"}:
+        path.write_bytes(WHOLE[other][0].read_bytes())
+        assert is_refused(path, opens, target) or {kind, other} == {"head", "cosine head"}
+    path.write_bytes(before)
+
+
+@pytest.mark.parametrize("whole", KINDS, indirect=True)
+def test_a_header_with_any_other_value_is_refused_in_one_line_or_opened(whole, target):
+    """None of these ends in a traceback; what is opened says nothing that is used."""
+    kind, path, _, opens = whole
+    header, tensors = read_tensors(path)
+    opened = set()
+    for keys in [(key,) for key in header] + [("head", key) for key in header.get("head", ())]:
+        for value in (None, True, -1, float("nan"), 10**400, "evil", [], [[1]], {"a": 1}):
+            changed = copy.deepcopy(header)
+            (changed if len(keys) == 1 else changed["head"])[keys[-1]] = value
+            save_file(tensors, path, {"identity": json.dumps(changed)})
+            if not is_refused(path, opens, target):
+                opened.add(keys[-1])
+    assert opened <= OPENED[kind]
+
+
 @pytest.mark.parametrize(
     "name", ["hf-hub:user/model", "local-dir:given", "evil", "a\nb", "../evil", None, ["resnet18"], TOUCH]
 )
 def test_a_model_that_timm_does_not_know_is_not_looked_for(name, folder):
     header(model=name)(folder)
-    refused(Path("given"), None, "expected the name of a model of timm in given/explainer.safetensors, got ")
+    refused(Path("given"), None, "given/explainer.safetensors: expected the name of a model of timm, got ")
 
 
 def test_a_model_whose_weights_are_not_here_is_asked_for(folder, monkeypatch, tmp_path):

@@ -54,6 +54,11 @@ def shipped(target, source, tmp_path, monkeypatch):
     return folder / "vector.safetensors"
 
 
+def write_header(path, to, **changes):
+    header, tensors = read_tensors(path)
+    save_tensors(tensors, to, header | changes)
+
+
 def tuned(seed=1, noise=0.05, **settings):
     """A model fine-tuned from the target, with another head; `seed` None for the weights of another training."""
     model = timm_model(num_classes=7, seed=0 if seed else 9, **settings)
@@ -92,7 +97,7 @@ def test_a_vector_is_packed_to_a_bit_for_every_entry_and_16_for_those_that_are_k
     assert {name.rpartition(".")[0] for name in packed} == {name for name in tau if not name.startswith("blocks.0")}
     entries = sum(value.numel() for name, value in tau.items() if not name.startswith("blocks.0"))
     assert sum(value.nbytes for value in packed.values()) == pytest.approx(entries * (1 / 8 + 2 / 2), rel=0.01)
-    again = unpack(packed, target.backbone.state_dict())
+    again = unpack(packed, target.backbone.state_dict(), "x")
     for name, value in largest_half(tau).items():
         torch.testing.assert_close(again[name], value, rtol=1e-3, atol=1e-6)
         assert torch.equal(again[name] == 0, value == 0)
@@ -100,13 +105,15 @@ def test_a_vector_is_packed_to_a_bit_for_every_entry_and_16_for_those_that_are_k
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [("bits", lambda bits: bits[1:]), ("bits", lambda bits: bits.int()), ("values", lambda values: values[1:])],
+    [("bits", lambda bits: bits[1:]), ("bits", lambda bits: bits * 0), ("values", lambda values: values[1:])],
 )
 def test_a_file_whose_parts_do_not_fit_each_other_is_refused(target, name, change):
     packed = pack({name: torch.randn(value.shape) for name, value in target.backbone.state_dict().items()})
     packed[f"norm.weight.{name}"] = change(packed[f"norm.weight.{name}"])
-    with pytest.raises(InputError, match=r"^vector= changes norm\.weight of another size than the model's, .* \[24\]"):
-        unpack(packed, target.backbone.state_dict())
+    with pytest.raises(
+        InputError, match=r"^x: expected changes of norm\.weight of the model's shape \[24\], got another"
+    ):
+        unpack(packed, target.backbone.state_dict(), "x")
 
 
 def test_a_shipped_vector_is_listed_with_its_numbers(shipped):
@@ -173,12 +180,27 @@ def test_only_models_that_were_fine_tuned_from_the_base_take_its_vector(shipped,
     with pytest.raises(InputError, match="^vector=vit_small_patch16_224 does not fit .*: there is no such vector"):
         explainers.add_vector(tuned(), vector="vit_small_patch16_224")
     other = save_tensors({}, tmp_path / "other.safetensors", {"class": "AnyHead"})
-    with pytest.raises(InputError, match=r"^vector=.*other\.safetensors is no file of"):
+    with pytest.raises(InputError, match=r"other\.safetensors: expected ExplainabilityVector for class, got 'AnyHead'"):
         explainers.add_vector(tuned(), vector=other)
-    with pytest.raises(InputError, match="^lambda_2='most' is neither auto nor a number"):
-        explainers.add_vector(tuned(), lambda_2="most")
+    for value in ("most", "1", None, True, float("nan"), float("inf"), 10**400, [1.0]):
+        with pytest.raises(InputError, match="^lambda_2=.{1,90} is neither auto nor a number"):
+            explainers.add_vector(tuned(), lambda_2=value)
+    for value in (1e30, -1e30, 1e300):
+        with pytest.raises(
+            InputError, match=r"^lambda_2=-?1e\+\d+ makes logits or heatmaps NaN or infinite: give a sma"
+        ):
+            explainers.add_vector(tuned(), lambda_2=value)
+    write_header(shipped, tmp_path / "large.safetensors", lambda_2=1e30)
+    with pytest.raises(InputError, match=r"^/.*/large.safetensors: lambda_2=1e\+30 makes logits or heatmaps NaN"):
+        explainers.add_vector(tuned(), vector=tmp_path / "large.safetensors")
+    for value in (None, 3, "x" * 500, "a\0b"):
+        with pytest.raises(InputError, match=r"^vector="):
+            explainers.add_vector(tuned(), vector=value)
     with pytest.raises(InputError, match="^images= needs 2 images or more, .*, got 1"):
         explainers.add_vector(tuned(), images=images[:1])
+    for given in (images[0], images[..., :24], images[:, :1], images / 255, [*images], images.numpy() * 1.0, "x"):
+        with pytest.raises(InputError, match=r"^images= needs a tensor or an array of uint8, \(B, 3, 32, 32\), got "):
+            explainers.add_vector(tuned(), images=given)
     with pytest.raises(InputError, match="^expected a linear head to keep, got Sequential of .*: fit one with `python"):
         explainers.add_vector(TargetModel(tuned(), torch.nn.Sequential(torch.nn.Linear(24, 2))))
 
@@ -197,6 +219,16 @@ def test_unlabelled_images_choose_lambda_2_and_hold_the_predictions(shipped, cap
     monkeypatch.setattr(adding, "summary", lambda sweep, *_: divergences.extend(row["divergence"] for row in sweep))
     explainers.add_vector(model, images=images)
     assert divergences[0] == 0 < min(divergences[1:])  # from the model without the vector
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("images", [torch.zeros(4, 3, 32, 32), torch.full((2, 3, 32, 32), 90)], ids=["black", "two"])
+def test_equal_images_keep_their_predictions(shipped, images):
+    model, images = tuned(), images.to(torch.uint8)
+    before = TargetModel(model).eval()(images).softmax(-1)
+    for given in (images, images.numpy()):
+        module = explainers.add_vector(model, images=given)
+        torch.testing.assert_close(module(images)[0].softmax(-1), before, rtol=0.02, atol=0.01)
 
 
 def test_a_sweep_takes_a_shipped_vector_in_place_of_a_source(shipped, source, target, grid, three_files, tmp_path):
@@ -223,6 +255,6 @@ def test_the_vectors_of_this_package_are_small_and_fit_their_models():
         assert entry.bytes <= 6e6 and header["model"] == entry.name and 0 < header["lambda_2"] <= 2
         with torch.device("meta"):
             model = TargetModel(timm.create_model(entry.name))
-        tau = unpack(packed, model.backbone.state_dict())
+        tau = unpack(packed, model.backbone.state_dict(), "x")
         assert any(value.any() for value in tau.values()) and all(value.isfinite().all() for value in tau.values())
         assert len(header["sketch"]) % 8 == 0 and header["head"]["reading"] in ("difference", "blank_patch")

@@ -173,6 +173,7 @@ def test_models_of_one_task_may_read_patches_differently(build, target, grid, th
         ("labels.classes=all", {"labels": partial(LABELS, classes="all")}),
         (r"expected values of module\.lambda_1 and lambda_2, got .*\[\]", {"lambda_1": []}),
         (r"expected values of module\.lambda_1 and lambda_2, got .*\[\]", {"lambda_2": []}),
+        (r"expected values of module\.lambda_1 and lambda_2, got .*\[nan\]", {"lambda_2": [float("nan")]}),
     ],
 )
 def test_nothing_to_compare_with_or_to_try_is_refused(build, told, settings):
