@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--read", type=Path, help="measure nothing; print the tables of this file")
     options = parser.parse_args(arguments)
     if options.read:
-        print(tables(json.loads(options.read.read_text())))
+        print(tables(json.loads(options.read.read_text(encoding="utf-8"))))
         return
     torch.set_num_threads(options.threads)
     settings = {name: str(value) for name, value in vars(options).items()}

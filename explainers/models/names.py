@@ -108,7 +108,7 @@ def read_names(file: str | Path) -> list[str]:
         InputError: for a file that does not exist, or holds something else.
     """
     try:
-        text = Path(file).read_text()
+        text = Path(file).read_text(encoding="utf-8")
         found = json.loads(text) if Path(file).suffix == ".json" else text.splitlines()
         if isinstance(found, dict):
             found = [found[str(number)] for number in range(len(found))]
