@@ -8,10 +8,14 @@ import torch
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from explainers.errors import InputError, check_positive
 from explainers.saved.identity import Identity
 from explainers.saved.weights import check_floating, read_weights, save_weights
+
+EMBEDS = "without classes, compare(image, other, model) explains images, and target= numbers of their embeddings"
+"""What to do with a model that only embeds."""
 
 
 class DistilledHead(nn.Module):
@@ -33,13 +37,22 @@ class DistilledHead(nn.Module):
 
 
 class NoHead(nn.Module):
-    """Stands for the head of a model without one, such as DINOv2: such a model embeds images, and does not classify."""
+    """Stands for the head of a model without one, such as DINOv2: such a model embeds images, and does not classify.
+
+    Args:
+        layers: what the model computes of the embedding G(x), such as a projection; the identity for a model that
+            returns G(x) itself.
+    """
+
+    def __init__(self, layers: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layers = layers or nn.Identity()
 
     def forward(self, embeddings: Tensor) -> Tensor:
         raise InputError(
             "expected a model with a classification layer, got one without: fit one with `python train.py"
             " experiment=linear_head`, and give its file as target.head=..., or give a layer, as in TargetModel(model,"
-            " head=...)"
+            f" head=...); {EMBEDS}"
         )
 
 
@@ -157,6 +170,58 @@ def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[s
     return save_weights(head.state_dict(), path, {"target": target, "classes": list(classes)})
 
 
+LENGTHS = {"norm", "linalg_norm", "linalg_vector_norm"}
+KEPT = {
+    *("clamp", "clamp_min", "clip", "maximum", "add", "__add__", "unsqueeze", "expand", "expand_as", "view", "reshape"),
+    *("__getitem__", "to"),
+}
+DIVISIONS = {"div", "true_divide", "__truediv__", "div_", "__itruediv__"}
+"""Names of functions that compute lengths of vectors, that return a length with a bound or in another shape, and that
+divide by one."""
+
+
+class ConstantLengths(TorchFunctionMode):
+    """Inside this context, gradients leave the lengths by which vectors are divided as they are.
+
+    Then a patch is explained by its share of the embedding, and not by how it changes the length of the sum. All heads
+    of cosines are explained alike: `ProjectedHead`, and those that a module computes in its own words.
+
+    >>> embedding = torch.tensor([[3.0, 4.0]], requires_grad=True)
+    >>> with ConstantLengths():
+    ...     cosine = (embedding / embedding.norm(dim=1, keepdim=True))[0, 0]
+    >>> torch.autograd.grad(cosine, embedding)[0].tolist()
+    [[0.20000000298023224, 0.0]]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        if function is F.normalize:
+            return _normalise(*args, **kwargs)
+        if function is F.cosine_similarity:
+            return _compute_cosine(*args, **kwargs)
+        found = [any(value is length for length in self.lengths) for value in args]
+        if name in DIVISIONS and found[1:2] == [True]:
+            args = (args[0], args[1].detach(), *args[2:])
+        output = function(*args, **kwargs)
+        if name in LENGTHS or name in KEPT and any(found):
+            self.lengths.append(output)
+        return output
+
+
+def _normalise(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+    """`F.normalize`, for a constant length."""
+    return x / x.norm(p, dim, keepdim=True).clamp_min(eps).detach()
+
+
+def _compute_cosine(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """`F.cosine_similarity`, for constant lengths."""
+    return (_normalise(x1, dim=dim, eps=eps) * _normalise(x2, dim=dim, eps=eps)).sum(dim)
+
+
 class ProjectedHead(nn.Module):
     """Multiplies embeddings by a fixed projection W.
 
@@ -211,20 +276,7 @@ class ProjectedHead(nn.Module):
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Compute logits (..., K) from embeddings of images (..., D)."""
-        return self._compare(self.project(embeddings, self.normalise))
-
-    def at_constant_length(self, embeddings: Tensor) -> Tensor:
-        """Compute logits whose gradients leave the length by which embeddings are divided as it is.
-
-        A patch is explained by its share of the embedding, and not by how it changes the length of the sum.
-        """
-        projected = self.project(embeddings, False)
-        if self.normalise:
-            projected = projected / projected.norm(dim=-1, keepdim=True).detach()
-        return self._compare(projected)
-
-    def _compare(self, projected: Tensor) -> Tensor:
-        logits = self.scale * F.linear(projected, self.weight)
+        logits = self.scale * F.linear(self.project(embeddings, self.normalise), self.weight)
         return logits if self.bias is None else logits + self.bias
 
     def directions(self) -> Tensor:

@@ -29,7 +29,7 @@ from explainers.models.mapping import (
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import check_logits, check_no_probabilities, take_logits
+from explainers.models.plain import UNIT, are_embeddings, check_logits, check_no_probabilities, take_logits
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 
@@ -121,10 +121,13 @@ def take_apart(model: nn.Module, name: str, given: Inputs) -> tuple[TargetModel,
     if head is rest:
         rest.drop_unused(part, {layer for layer, *_ in layers})
     target.backbone.pretrained_cfg = target.backbone.pretrained_cfg | {"mean": inputs.mean, "std": inputs.std}
-    found = TargetModel(target.backbone, linear_part(head) or head, given.score).eval()
+    described, head = _describe(head, layers), linear_part(head) or head
+    if not isinstance(head, NoHead) and are_embeddings(expected, given):
+        described, head = f"{described}; {UNIT}", NoHead(head)
+    found = TargetModel(target.backbone, head, given.score).eval()
     found.classes = inside.classes if head is inside.head else []
     kind, library = type(part).__name__, type(part).__module__.partition(".")[0]
-    said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {_describe(head, layers)}"
+    said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {described}"
     return found, f"{said}; outputs differ by at most {difference:.0g}; {inputs}"
 
 

@@ -6,6 +6,7 @@ logits the same; otherwise the embedding is the logits.
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
+from explainers.models.heads import EMBEDS, NoHead
 from explainers.models.mapping import Inputs, check_stated
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
@@ -29,6 +31,12 @@ SIDE = 7
 """Smallest number of patches per side by default."""
 PLANAR = tuple(f"torch.nn.modules.{kind}" for kind in ("conv", "batchnorm", "pooling", "activation"))
 """Files of torch's layers that turn feature maps into feature maps."""
+
+RESHAPES = ("View", "Reshape", "Unsafe", "Squeeze", "Unsqueeze", "Slice", "Select", "Alias", "Transpose", "Clone")
+"""What the names of a graph's nodes begin with that return the same values in another shape."""
+
+UNIT = f"its outputs have length 1, so they are embeddings: {EMBEDS}; score=softmax if they are logits"
+"""What is said of outputs for which `are_embeddings` is true."""
 
 WEIGHTED = ("Convolution", "Addmm", "Mm", "Linear")
 """What the names of a graph's nodes begin with whose layers have weights."""
@@ -147,7 +155,11 @@ def plain_target(model: nn.Module, inputs: Inputs) -> TargetModel:
     probed = probe(own, images)
     if inputs.score != "value":
         check_no_probabilities(probed.logits, model._get_name())
-    head = _take_head(own, probed, images)
+    if are_embeddings(probed.logits, inputs):
+        print(f"{model._get_name()}: {UNIT}", file=sys.stderr, flush=True)
+        head: nn.Module = NoHead()
+    else:
+        head = _take_head(own, probed, images)
     width = getattr(head, "in_features", probed.logits.shape[1])
     transform = inputs.transform or ImageTransform(inputs.size)
     backbone = PlainBackbone(own, inputs.mean, inputs.std, inputs.size, patch_size, width, probed, transform)
@@ -332,18 +344,30 @@ def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
 
 
 def check_no_probabilities(logits: Tensor, name: str) -> None:
-    """Raise an InputError for logits (3, K) with a graph that are the output of a softmax or sigmoid."""
-    sums_to_1 = logits.shape[1] > 1 and torch.allclose(logits.sum(1), torch.ones(3).to(logits), atol=1e-4)
-    if sums_to_1 and (logits >= 0).all():
+    """Raise an InputError for logits (3, K) with a graph that are the output of a softmax, sigmoid or tanh."""
+    sums = logits.sum(1)
+    if logits.shape[1] > 1 and (logits >= 0).all() and torch.allclose(sums, sums.mean().clamp(min=1e-3), rtol=1e-4):
         raise InputError(
-            f"expected logits of {name}, got probabilities, which sum to 1: leave out its softmax, or return their"
-            " logarithm"
+            f"expected logits of {name}, got probabilities, which sum to {sums[0]:.3g}: leave out its softmax, or"
+            " return their logarithm"
         )
-    if logits.grad_fn is not None and logits.grad_fn.name().startswith("Sigmoid"):
+    last = logits.grad_fn
+    while last is not None and last.name().startswith(RESHAPES):
+        last = last.next_functions[0][0]
+    kind = "" if last is None else last.name().lower().removeprefix("hard").removesuffix("backward0")
+    if kind in ("sigmoid", "tanh"):
+        what = "probabilities" if kind == "sigmoid" else "values"
+        otherwise = "leave out its sigmoid and give score=sigmoid, or " if kind == "sigmoid" else ""
         raise InputError(
-            f"expected logits of {name}, got probabilities of a sigmoid: leave out its sigmoid and give score=sigmoid,"
-            " or give score=value to explain them as they are"
+            f"expected logits of {name}, got {what} of a {kind}: {otherwise}give score=value to explain them as they"
+            " are"
         )
+
+
+def are_embeddings(outputs: Tensor, given: Inputs) -> bool:
+    """Whether outputs (B, K) have length 1, and no score or names of classes are given: cosines compare such rows."""
+    unit = outputs.shape[1] > 1 and torch.allclose(outputs.norm(dim=1), torch.ones(()).to(outputs), atol=1e-3)
+    return unit and given.score is None and not given.classes
 
 
 def is_planar(layer: nn.Module) -> bool:
