@@ -174,7 +174,7 @@ def _vectors_of_backbone(explainer: Explainer, images: Tensor, chunk_size: int) 
     def channels(start: int) -> Callable[[Tensor], Tensor]:
         def functionals(embeddings: Tensor) -> Tensor:
             seen.append(embeddings.detach().float())
-            some = torch.eye(width, device=embeddings.device)[start : start + chunk_size]
+            some = torch.eye(width, device=embeddings.device, dtype=torch.float32)[start : start + chunk_size]
             return some.expand(len(embeddings), -1, -1)
 
         return functionals

@@ -36,8 +36,8 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor, d
     if directions and isinstance(head, ProjectedHead) and head.normalise:
         return head.directions()
     with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
-        points = torch.eye(embed_dim, device=like.device)
-        mixed = torch.arange(embed_dim, device=like.device) % 4 - 1.5  # of both signs, and exact in low precision
+        points = torch.eye(embed_dim, device=like.device, dtype=torch.float32)
+        mixed = torch.arange(embed_dim).to(points) % 4 - 1.5  # of both signs, and exact in low precision
         bias, *rows, of_mixed = head(torch.cat([0 * points[:1], points, mixed[None]])).float()
         columns = torch.stack(rows) - bias
         largest = columns.abs().max().item()  # NaN of a head that divides by the length of the embedding 0
@@ -131,7 +131,7 @@ def _score_gradients(
         points = embeddings.detach().clone().requires_grad_()
         with ConstantLengths():
             logits = head(points)
-        units = torch.eye(logits.shape[-1], device=logits.device)
+        units = torch.eye(logits.shape[-1]).to(logits)
         known = None if classes is None else classes.clone()  # inference tensors have no gradient
         weights = score_functionals(units, logits.detach(), temperature, known)  # (B, K) or (B, K, K)
         columns = weights[:, None] if weights.dim() == 2 else weights

@@ -72,9 +72,8 @@ class TextProjection(nn.Linear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(weight.shape[1], weight.shape[0])
-        zeros = torch.zeros(len(weight))
-        self.load_state_dict({"weight": weight.float(), "bias": zeros if bias is None else bias.float()})
+        super().__init__(weight.shape[1], weight.shape[0], dtype=torch.float32)
+        self.load_state_dict({"weight": weight, "bias": torch.zeros(len(weight)) if bias is None else bias})
 
 
 def split_single_logit(head: Any) -> nn.Module:
@@ -90,9 +89,9 @@ def split_single_logit(head: Any) -> nn.Module:
     """
     if isinstance(head, DistilledHead):
         return DistilledHead(split_single_logit(head.head), split_single_logit(head.head_dist))
-    linear = nn.Linear(head.in_features, 2, head.bias is not None, device=head.weight.device)
+    linear = nn.Linear(head.in_features, 2, head.bias is not None).to(head.weight)
     linear.load_state_dict({name: torch.cat([-one, one]) / 2 for name, one in head.state_dict().items()})
-    return linear.to(head.weight.dtype).requires_grad_(head.weight.requires_grad)
+    return linear.requires_grad_(head.weight.requires_grad)
 
 
 def take_head(model: Any) -> nn.Module:
@@ -117,7 +116,7 @@ def take_head(model: Any) -> nn.Module:
         )
     if not isinstance(layer, nn.Conv2d):
         return layer
-    linear = nn.Linear(layer.in_channels, layer.out_channels, layer.bias is not None)
+    linear = nn.Linear(layer.in_channels, layer.out_channels, layer.bias is not None, dtype=layer.weight.dtype)
     linear.load_state_dict({name: weight.reshape(weight.shape[:2]) for name, weight in layer.state_dict().items()})
     return linear
 
@@ -140,14 +139,14 @@ def load_head(path: str | Path) -> tuple[nn.Module, Identity]:
     if weights.keys() != {"weight", "bias"}:
         raise InputError(f"expected weight and bias of a linear head in {path}, got {', '.join(weights)}")
     classes, width = weights["weight"].shape
-    head = nn.Linear(width, classes)
+    head = nn.Linear(width, classes, dtype=weights["weight"].dtype)
     head.load_state_dict(weights)
     return head, identity
 
 
 def check_head_gives_logits(head: nn.Module, embed_dim: int) -> None:
     """Raise an InputError for a head of several layers whose outputs stay in [0, 1] for embeddings of any size."""
-    embeddings = torch.randn(4, embed_dim, generator=torch.Generator().manual_seed(0))
+    embeddings = torch.randn(4, embed_dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     weight = next(head.parameters(), embeddings)
     with torch.no_grad():
         outputs = head(1e3 * embeddings.to(weight))
@@ -171,10 +170,7 @@ def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[s
 
 
 LENGTHS = {"norm", "linalg_norm", "linalg_vector_norm"}
-KEPT = {
-    *("clamp", "clamp_min", "clip", "maximum", "add", "__add__", "unsqueeze", "expand", "expand_as", "view", "reshape"),
-    *("__getitem__", "to"),
-}
+KEPT = {"clamp", "clamp_min", "maximum", "add", "__add__", "unsqueeze", "expand_as", "view", "reshape", "__getitem__"}
 DIVISIONS = {"div", "true_divide", "__truediv__", "div_", "__itruediv__"}
 """Names of functions that compute lengths of vectors, that return a length with a bound or in another shape, and that
 divide by one."""
@@ -201,8 +197,8 @@ class ConstantLengths(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         if function is F.normalize:
             return _normalise(*args, **kwargs)
-        if function is F.cosine_similarity:
-            return _compute_cosine(*args, **kwargs)
+        if function is F.cosine_similarity and len(args) == 2:
+            return (_normalise(args[0], **kwargs) * _normalise(args[1], **kwargs)).sum(kwargs.get("dim", 1))
         found = [any(value is length for length in self.lengths) for value in args]
         if name in DIVISIONS and found[1:2] == [True]:
             args = (args[0], args[1].detach(), *args[2:])
@@ -215,11 +211,6 @@ class ConstantLengths(TorchFunctionMode):
 def _normalise(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
     """`F.normalize`, for a constant length."""
     return x / x.norm(p, dim, keepdim=True).clamp_min(eps).detach()
-
-
-def _compute_cosine(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """`F.cosine_similarity`, for constant lengths."""
-    return (_normalise(x1, dim=dim, eps=eps) * _normalise(x2, dim=dim, eps=eps)).sum(dim)
 
 
 class ProjectedHead(nn.Module):

@@ -29,7 +29,8 @@ from explainers.models.mapping import (
     map_to_timm,
 )
 from explainers.models.model import TargetModel
-from explainers.models.plain import UNIT, are_embeddings, check_logits, check_no_probabilities, take_logits
+from explainers.models.outputs import UNIT, are_embeddings, check_no_probabilities
+from explainers.models.plain import check_logits, take_logits
 from explainers.models.wrappers import copy_module
 from explainers.saved.identity import INACTIVE
 

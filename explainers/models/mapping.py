@@ -151,7 +151,7 @@ def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
 def _build(plan: Plan) -> TargetModel:
     try:
         model: Any = timm.create_model(plan.architecture, pretrained=False, num_classes=0, **plan.arguments)
-        model.load_state_dict({name: weight.detach().cpu().float() for name, weight in plan.weights.items()})
+        model.float().load_state_dict({name: weight.detach().cpu().float() for name, weight in plan.weights.items()})
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()[:120]
         raise Unmapped(f"its weights are not those of timm's {plan.architecture} ({first})") from error
@@ -194,7 +194,8 @@ def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> flo
 def draw_probes(target: TargetModel) -> Tensor:
     """Draw normalised images (4, C, H, W) of a model, whose outputs differ."""
     generator = torch.Generator().manual_seed(0)
-    noise = [torch.randn(1, len(target.mean), side, side, generator=generator) for side in PROBE_SIDES]
+    shapes = [(1, len(target.mean), side, side) for side in PROBE_SIDES]
+    noise = [torch.randn(shape, generator=generator, dtype=torch.float32) for shape in shapes]
     images = torch.cat([F.interpolate(each, size=target.grid.size, mode="bilinear") for each in noise])
     return images.to(target.mean.device)
 

@@ -35,7 +35,7 @@ class Chance(nn.Module):
         # The seed depends on the image only, so that the other images of the batch have no influence
         seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-        scores = [torch.rand(self.grid.shape, generator=generator) for generator in generators]
+        scores = [torch.rand(self.grid.shape, generator=generator, dtype=torch.float32) for generator in generators]
         return torch.stack(scores).to(images.device)
 
 
@@ -75,7 +75,7 @@ def greedy_order(
     """
     single = torch.eye(num_patches, dtype=torch.bool, device=device)
     chosen = torch.zeros(batch, num_patches, dtype=torch.bool, device=device)
-    gains, order = torch.zeros(batch, num_patches, device=device), []
+    gains, order = torch.zeros(batch, num_patches, device=device, dtype=torch.float32), []
     for count in candidate_counts(num_patches, candidates, step):
         best = gains.masked_fill(chosen, -torch.inf).argsort(dim=-1, descending=True, stable=True)
         tried = best[:, :count].sort(-1).values  # by number, so that the earlier of two equal patches is first

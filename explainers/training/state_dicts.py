@@ -46,4 +46,4 @@ def load_weights(network: nn.Module, weights: State, path: str | Path) -> None:
     """
     check_alike(network.state_dict(), weights, str(path))
     check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
-    network.load_state_dict(weights)
+    network.float().load_state_dict(weights)  # layers may have been made in another default type
