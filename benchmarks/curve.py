@@ -170,9 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not options.read and options.data is None:
         parser.error("--data or --read is needed")
-    found = (
-        [json.loads(path.read_text(encoding="utf-8")) for path in options.read] if options.read else [measure(options)]
-    )
+    found = [json.loads(path.read_bytes()) for path in options.read] if options.read else [measure(options)]
     results = join_files(found)
     print(tables(results))
     if options.figure:
