@@ -61,7 +61,7 @@ def load_model(data: Path, name: str, head: bool = True) -> Any:
 def load_boxed(data: Path, count: int) -> list[Boxed]:
     """Load every so many-th image of `imagenet_val`."""
     folder = data / "imagenet_val"
-    annotations = json.loads((folder / "annotations.json").read_text())
+    annotations = json.loads((folder / "annotations.json").read_text(encoding="utf-8"))
     found = []
     for each in annotations[:: max(1, len(annotations) // count)][:count]:
         photo = Image.open(folder / each["file"]).convert("RGB")

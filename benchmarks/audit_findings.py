@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measured = measure(of, group, centres, explainer.grid, targets, photos, own, strangers)
         found.append(finding._asdict() | measured)
         with atomic(options.output) as path:
-            path.write_text(json.dumps(found, indent=1))
+            path.write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(tabulate(found))
 
 

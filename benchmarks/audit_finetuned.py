@@ -205,14 +205,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 target, embeddings = prepare(options.data, options.store, fault, seed, model, both)
                 for method in options.methods:
                     case = {"fault": fault, "model": model, "method": method, "seed": seed}
-                    records = json.loads(options.output.read_text()) if options.output.exists() else []
+                    records = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else []
                     if any(case.items() <= record.items() for record in records):
                         continue
                     drawn, explainer = draw_photos(CORRELATION, seed), build(method, target, options.data)
                     found = measure(explainer, both | {"embeddings": embeddings}, drawn, seed)
                     with atomic(options.output) as path:
-                        path.write_text(json.dumps([*records, case | found], indent=1))
-    print(tabulate(json.loads(options.output.read_text())))
+                        path.write_text(json.dumps([*records, case | found], indent=1), encoding="utf-8")
+    print(tabulate(json.loads(options.output.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

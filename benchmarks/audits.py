@@ -369,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for backbone in options.backbones:
         file = options.output / f"{BACKBONES[backbone][0]}.json"
-        records = json.loads(file.read_text()) if file.exists() else []
+        records = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
         plain, _ = build(options.data, backbone)
         for fault in options.faults:
             both = load_pair(options.data, options.store, backbone, VARIANTS.get(fault, (fault,)))
@@ -385,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         found = measure(backbone, target, both, correlation / 100, seed, correlation == 95)
                     records.append(case | found)
                     with atomic(file) as path:
-                        path.write_text("[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n")
+                        path.write_text("[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n", encoding="utf-8")
         print(tabulate([record for record in records if "accuracy" in record]), flush=True)
 
 

@@ -122,7 +122,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     machine = versions() | {"device": device_name(torch.device("cpu"))}
     results: dict[str, Any] = {"settings": settings, "machine": machine, "numbers": {}}
     if options.output.exists():
-        results = json.loads(options.output.read_text())
+        results = json.loads(options.output.read_text(encoding="utf-8"))
         if results["settings"] != json.loads(json.dumps(settings)):
             raise InputError(f"expected the settings of {options.output}, got others: give another output")
     names = [*options.explainers, *options.methods]
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not options.read and options.data is None:
         parser.error("--data or --read is needed")
-    found = [json.loads(path.read_text()) for path in options.read] if options.read else [measure(options)]
+    found = [json.loads(path.read_bytes()) for path in options.read] if options.read else [measure(options)]
     results = join_files(found)
     print(tables(results))
     if options.figure:

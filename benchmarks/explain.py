@@ -191,7 +191,7 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpus = Path("/proc/cpuinfo")
-    lines = cpus.read_text().splitlines() if cpus.exists() else []
+    lines = cpus.read_text(encoding="utf-8").splitlines() if cpus.exists() else []
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 
 
@@ -257,7 +257,7 @@ def finish(results: dict[str, Any], settings: str, table: str, output: Path | No
     """Print a table below the machine and the settings, and write the numbers to `--output`."""
     print(f"{results['machine']['device']}, {settings}\n\n{table.rstrip()}")
     if output:
-        output.write_text(json.dumps(results, indent=2))
+        output.write_text(json.dumps(results, indent=2), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
         print(f"{name}: {PARTS[name].title} (at most {PARTS[name].minutes:g} minutes)", flush=True)
         results[name] = run(PARTS[name])
         print(f"  {results[name].failure or 'passed'}, {results[name].seconds:.0f} s", flush=True)
-        (folder / "README.md").write_text(page(results))
+        (folder / "README.md").write_text(page(results), encoding="utf-8")
     failed = [name for name, result in results.items() if result.failure]
     print(f"{folder / 'README.md'}: " + (f"failed: {', '.join(failed)}" if failed else "all parts passed"))
     return 1 if failed else 0

@@ -47,7 +47,7 @@ def greedy_order(
     """
     single = torch.eye(num_patches, dtype=torch.bool, device=device)
     chosen = torch.zeros(batch, num_patches, dtype=torch.bool, device=device)
-    gains, order = torch.zeros(batch, num_patches, device=device), []
+    gains, order = torch.zeros(batch, num_patches, device=device, dtype=torch.float32), []
     for count in candidate_counts(num_patches, candidates, step):
         best = gains.masked_fill(chosen, -torch.inf).argsort(dim=-1, descending=True, stable=True)
         tried = best[:, :count].sort(-1).values  # by number, so that the earlier of two equal patches is first

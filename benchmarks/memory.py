@@ -57,7 +57,7 @@ CHECKS = {
 def experiments() -> list[str]:
     """Names of all experiments of train.py."""
     paths = sorted(Path(CONFIGS, "experiment").glob("*.yaml"))
-    return [path.stem for path in paths if "# Command: python train.py" in path.read_text()]
+    return [path.stem for path in paths if "# Command: python train.py" in path.read_text(encoding="utf-8")]
 
 
 def training_overrides(name: str) -> list[str]:

@@ -59,7 +59,7 @@ def vary(file: bytes, number: int, kind: str) -> bytes:
 
 def memory(process: subprocess.Popen[str], of: str = "VmRSS") -> int:
     """Memory of a process in MB: `VmRSS` now, `VmHWM` at its highest."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
     return int(re.findall(rf"{of}:\s+(\d+) kB", status)[0]) // 1024
 
 
@@ -135,7 +135,7 @@ def crowd(port: int, process: subprocess.Popen[str], photo: Image.Image) -> None
 
 def cpu_time(process: subprocess.Popen[str]) -> float:
     """Seconds that a process has computed."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

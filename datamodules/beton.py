@@ -148,7 +148,7 @@ def describe(
     """
     content = identity(unfinished) | {"classes": list(classes), "source": dict(source), "settings": dict(settings)}
     with atomic(description_file(path), alone=True) as file:
-        file.write_text(json.dumps(content, indent=2))
+        file.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 def read_description(path: Path) -> tuple[list[str], dict[str, Any]]:
@@ -162,7 +162,7 @@ def read_description(path: Path) -> tuple[list[str], dict[str, Any]]:
         return [], {}
     own = identity(path)
     try:
-        content = json.loads(beside.read_text())
+        content = json.loads(beside.read_text(encoding="utf-8"))
         classes = [str(name) for name in content["classes"]]
         transform = dict(content["settings"]["transform"])
         described = {name: content[name] for name in own}

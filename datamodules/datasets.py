@@ -226,7 +226,7 @@ def unlabelled_images(
 def read_json(path: Path) -> Any:
     """The content of a JSON file; raises an InputError that names the file if it cannot be read."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"expected a JSON file {path}, got {error}; correct the path or the file") from error
 

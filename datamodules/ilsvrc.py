@@ -165,7 +165,7 @@ def imagenet_labels(wnids: Sequence[str], source: Path) -> list[int]:
 def read_csv(path: Path) -> dict[str, Annotation]:
     """Read LOC_val_solution.csv: name of an image → its class and boxes."""
     annotations = {}
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         for number, row in enumerate(csv.reader(file), start=1):
             if number == 1 and row[:1] == ["ImageId"]:
                 continue

@@ -152,7 +152,7 @@ class Store:
     def _create(self, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
         """Create an array of zeros and reserve its disk space; another process may do the same at once."""
         unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-        with open(self.path / "lock", "w") as lock:
+        with open(self.path / "lock", "w", encoding="utf-8") as lock:
             # Only one process reserves space. Where locks are unsupported, several do, and the first file is kept
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)

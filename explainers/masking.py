@@ -22,6 +22,12 @@ it (Chefer). `drop` removes tokens, and the others keep their positions (SkipPLU
 them in from the visible pixels around (ROAD), which takes as long as a small model does."""
 
 
+PATCH = 16
+"""Usual side of a patch, in pixels."""
+SIDE = 7
+"""Smallest number of patches per side by default."""
+
+
 @dataclass(frozen=True)
 class PatchGrid:
     """An image cut into rows and columns of square patches, numbered row by row.
@@ -81,6 +87,36 @@ def read_size(image_size: ImageSize) -> tuple[int, int]:
             f"expected image_size in pixels, such as 224, or (224, 448) for height and width, got {image_size!r}"
         )
     return numbers
+
+
+def default_patch_size(size: tuple[int, int]) -> int:
+    """Return the largest side of a patch up to 16 pixels that cuts H × W pixels into 7 rows and columns or more.
+
+    Raises:
+        InputError: if only patches of one pixel divide the image.
+
+    >>> [default_patch_size((size, 96)) for size in (224, 96, 32, 28)]
+    [8, 12, 4, 4]
+    """
+    sides = [side for side in range(2, PATCH + 1) if math.gcd(*size) % side == 0 and min(size) // side >= SIDE]
+    if not sides and min(size) > SIDE * 2:
+        raise InputError(
+            f"expected an image_size that patches of 2 to {PATCH} pixels divide, got {size[0]} × {size[1]}: give"
+            f" others that the model takes, such as {tuple(side - side % PATCH or PATCH for side in size)}"
+        )
+    return max(sides, default=1)
+
+
+def find_patch_size(size: tuple[int, int], usual: int = PATCH) -> int:
+    """Find the side of patches for images of H × W pixels, of half to twice the usual side.
+
+    It is the one that leaves the fewest pixels at the margins; of several, the nearest to the usual one.
+
+    >>> [find_patch_size((side, side)) for side in (224, 380, 300, 299, 28, 331)]
+    [16, 19, 15, 13, 14, 15]
+    """
+    sides = range(max(1, usual // 2), 2 * usual + 1)
+    return min(sides, key=lambda side: (sum(each % side for each in size), abs(math.log(side / usual))))
 
 
 def map_shape(positions: int, shape: Sequence[int]) -> tuple[int, int]:

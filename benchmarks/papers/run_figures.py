@@ -170,7 +170,7 @@ def _lines(path: str | Path, *names: str) -> list[dict[str, str]]:
     """The rows of a metrics.csv of Lightning that have a value in all of some columns."""
     if not Path(path).is_file():
         raise InputError(f"no metrics at {path}: expected the csv/version_0/metrics.csv of a run")
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         written = file.readlines()
     if written and written[0].endswith("\r\n") and not written[-1].endswith("\n"):
         written.pop()  # the run was killed while it wrote this line
@@ -188,7 +188,7 @@ def _benchmark(path: str | Path, part: str) -> dict[str, Any]:
     """One part of the output of `benchmarks/explain.py`."""
     if not Path(path).is_file():
         raise InputError(f"no measurements at {path}: `python benchmarks/explain.py` makes them")
-    content = json.loads(Path(path).read_text())
+    content = json.loads(Path(path).read_text(encoding="utf-8"))
     if not content.get(part):
         raise InputError(f"{path}: expected {part} among what benchmarks/explain.py measured, got {', '.join(content)}")
     return content[part]

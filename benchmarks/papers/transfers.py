@@ -67,7 +67,7 @@ def read_transfers(folder: str | Path) -> list[Transfer]:
 
 def _read(path: Path) -> Transfer:
     """Read one transfer from its metrics.json."""
-    metrics = json.loads(path.read_text())
+    metrics = json.loads(path.read_text(encoding="utf-8"))
     measured = {
         name: (metrics.get(f"test/untouched/{name}"), metrics.get(f"test/transferred/{name}"))
         for name in ("e_rmse", "rank_correlation", "accuracy")

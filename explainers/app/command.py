@@ -95,14 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(" ".join(["stopped", *getattr(stopped, "__notes__", [])]))
         return 128 + (stopped.args[0] if isinstance(stopped, Ended) else signal.SIGINT)
     except BrokenPipeError:  # as in `explainers list | head -1`
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         return 1
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         if error.strerror is None or error.filename is None and not full:
             raise
         if error.filename is None:  # the output of this command: Python would try to write the rest as it exits
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         advice = "free some space, or use another path" if full else "use another path"
         print_error(f"cannot read or write {error.filename or 'the output'}: {error.strerror}: {advice}")
         return 1

@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from explainers.app.batches import check_scores
 from explainers.app.choosing import Method
 from explainers.app.explanation import picture_name, save_picture
+from explainers.app.model import is_image_tower
 from explainers.app.photos import Images, OneImage, Photo, is_single, list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError, check_positive
 from explainers.likeness import Likeness, likeness_of_vectors, vectors_of
 from explainers.likeness import nearest as nearest_embeddings
+from explainers.models import TargetModel
+from explainers.models.heads import NoHead
 from explainers.report.html_pages import data_url
 
 MANY = 20
@@ -223,7 +226,8 @@ class Embedded:
         self.photos = photos
         self.pixels = pixels
         with session.computing():
-            self.vectors = vectors_of(session.explainer, pixels.to(session.target.mean.device))
+            images = pixels.to(session.target.mean.device)
+            self.vectors = vectors_of(session.explainer, images, layers=_find_layers(session.target))
 
 
 def compare_with(first: Embedded, second: Embedded, centre: Tensor | None) -> list[Comparison]:
@@ -279,4 +283,12 @@ def _embed(session: Session, pixels: Tensor) -> Tensor:
     """Embed pixels, uint8 or uint16 (B, C, H, W): (B, D), on the CPU."""
     target = session.target
     with session.computing():
-        return target.embed(target.normalise(pixels.to(target.mean.device))).float().cpu()
+        embeddings = target.embed(target.normalise(pixels.to(target.mean.device))).float()
+        return _find_layers(target)(embeddings).cpu()
+
+
+def _find_layers(target: TargetModel) -> nn.Module:
+    """What a model that embeds images computes of G(x), such as CLIP's projection; the identity for a classifier."""
+    if isinstance(target.head, NoHead):
+        return target.head.layers
+    return target.head if is_image_tower(target) else nn.Identity()

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers import Explainer, VectorExplainer
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import map_shape
 from explainers.models.functionals import Length, cosine_functionals
+from explainers.models.heads import ConstantLengths, NoHead
 from explainers.models.inputs import check_explains_functionals
 
 CHUNK = 64  # number of functionals that a method explains at once
@@ -126,7 +127,9 @@ def likeness_of_vectors(
     return Likeness(similarity, pairs, similarity[:, None] - torch.stack(explained, 1), shape)
 
 
-def vectors_of(explainer: Explainer, images: Tensor, chunk_size: int = CHUNK) -> tuple[Tensor, Tensor]:
+def vectors_of(
+    explainer: Explainer, images: Tensor, chunk_size: int = CHUNK, layers: nn.Module | None = None
+) -> tuple[Tensor, Tensor]:
     """Compute vectors c_z, such that v · c_z is the heatmap of v · G(x).
 
     Explainers with vectors, such as AnyHead, need one pass. Other linear methods, such as DecompX-PLUS, explain every
@@ -136,10 +139,26 @@ def vectors_of(explainer: Explainer, images: Tensor, chunk_size: int = CHUNK) ->
         explainer: a `VectorExplainer`, or a method whose attribute `linear` is True.
         images: uint8 or uint16, (B, C, H, W).
         chunk_size: number of functionals that a method explains at once; fewer take less memory and more time.
+        layers: what the model computes of G(x), (B, D) → (B, D'), such as a projection: then the vectors are J c_z,
+            for the Jacobian J of the layers at G(x), for `ConstantLengths`. `None` for those of `NoHead`.
 
     Returns:
-        c_z (B, N, D), and the embeddings (B, D), float32.
+        c_z (B, N, D), and the embeddings (B, D), float32; of D' with `layers`.
     """
+    vectors, embeddings = _vectors_of_backbone(explainer, images, chunk_size)
+    head = getattr(getattr(explainer, "target", None), "head", None)
+    layers = head.layers if layers is None and isinstance(head, NoHead) else layers
+    if layers is None or isinstance(layers, nn.Identity):
+        return vectors, embeddings
+    with torch.inference_mode(False), torch.enable_grad(), ConstantLengths():
+        points = embeddings.clone().requires_grad_()
+        outputs = layers(points)
+        rows = [torch.autograd.grad(each, points, retain_graph=True)[0] for each in outputs.sum(0)]
+    return vectors @ torch.stack(rows, -1), outputs.detach()
+
+
+def _vectors_of_backbone(explainer: Explainer, images: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """Compute c_z (B, N, D) and G(x), (B, D)."""
     if isinstance(explainer, VectorExplainer):
         vectors, embeddings = explainer.decompose(images)
         return vectors.detach().float(), embeddings.detach().float()
@@ -155,7 +174,7 @@ def vectors_of(explainer: Explainer, images: Tensor, chunk_size: int = CHUNK) ->
     def channels(start: int) -> Callable[[Tensor], Tensor]:
         def functionals(embeddings: Tensor) -> Tensor:
             seen.append(embeddings.detach().float())
-            some = torch.eye(width, device=embeddings.device)[start : start + chunk_size]
+            some = torch.eye(width, device=embeddings.device, dtype=torch.float32)[start : start + chunk_size]
             return some.expand(len(embeddings), -1, -1)
 
         return functionals

@@ -86,7 +86,7 @@ def random_weights(module: nn.Module, seed: int = 0) -> dict[str, Tensor]:
 
 def _redraw(values: Tensor, key: str) -> Tensor:
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
-    noise = torch.randn(values.shape, generator=generator).to(values.device)
+    noise = torch.randn(values.shape, generator=generator, dtype=torch.float32).to(values.device)
     std, mean = torch.std_mean(values.float(), correction=0)
     return (mean + std * noise).to(values.dtype)
 

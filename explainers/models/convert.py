@@ -114,8 +114,8 @@ def as_target(
         model, weights = timm_model(model, weights), None
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a"
-            " name such as vit_tiny_patch16_224, or a TargetModel"
+            f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, such"
+            " as program.module() of an exported one, a name such as vit_tiny_patch16_224, or a TargetModel"
         )
     _check_held(model)
     if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):

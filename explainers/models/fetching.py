@@ -21,7 +21,7 @@ from explainers.models.heads import DistilledHead
 from explainers.models.model import TargetModel
 from explainers.saved.weights import check_floating, save_weights
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl")
 """Files of weights that can be read without running what they hold."""
 POOLED = " (weights with fc_norm belong to global_pool='avg', those with norm to 'token')"
 """What to say of weights of a model that pools otherwise."""
@@ -55,7 +55,7 @@ def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
     file = _check_file(weights)
     tensors = read_checkpoint(file)
     try:
-        return _build(name, file, {"file": str(file), "num_classes": count_classes(tensors, config.classifier)})
+        return _build(name, file, {"state_dict": tensors, "num_classes": count_classes(tensors, config.classifier)})
     except InputError:
         below = strip_prefix(tensors, _skeleton(name).state_dict().keys(), file)
         if not below:
@@ -98,10 +98,8 @@ def _load(model: nn.Module, file: Path) -> None:
     try:
         load_checkpoint(model, str(file))
     except RuntimeError:
-        below = strip_prefix(read_checkpoint(file), model.state_dict().keys(), file)
-        if not below:
-            raise
-        model.load_state_dict(below)
+        weights = read_checkpoint(file)
+        model.load_state_dict(strip_prefix(weights, model.state_dict().keys(), file) or weights)
 
 
 def is_in_timm(name: str) -> bool:
@@ -289,15 +287,32 @@ def read_checkpoint(file: Path) -> dict[str, Tensor]:
         InputError: for a damaged file, one that holds programs, and weights that are no floating-point numbers.
     """
     try:
-        found = load_state_dict(str(file))
-        weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        below, weights = find_weights(load_state_dict(str(file)))
     except Exception as error:  # bytes that are no weights raise nearly any error
         raise InputError(
             f"expected weights in {file}, got a damaged file, or one that holds programs: write"
             " model.state_dict() again, as .safetensors"
         ) from error
+    if below:
+        print(f"{file}: the weights are those of {below}", file=sys.stderr, flush=True)
     check_floating({name: str(value.dtype) for name, value in weights.items()}, file)
     return weights
+
+
+def find_weights(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
+    """Find the most tensors that a checkpoint holds together, and what leads to them, also to others as many.
+
+    >>> find_weights({"epoch": 3, "net": {"bias": torch.ones(1)}, "ema": {"bias": torch.ones(1)}})
+    ('net, not those of ema', {'bias': tensor([1.])})
+    """
+    found = {"": {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}}
+    for key, value in checkpoint.items():
+        if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):  # others are of an optimiser
+            below, weights = find_weights(value)
+            found[f"{key}.{below}" if below else key] = weights
+    most = max(map(len, found.values()))
+    first, *others = (key for key, weights in found.items() if len(weights) == most)
+    return first + f", not those of {', '.join(others)}" * bool(first and others), found[first]
 
 
 def find_prefix(names: Iterable[str], wanted: Collection[str]) -> str | None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
-from explainers.models.heads import ProjectedHead
+from explainers.models.heads import ConstantLengths, ProjectedHead
 from explainers.models.scores import Score
 
 Length = Literal["constant", "variable"]
@@ -36,11 +36,12 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor, d
     if directions and isinstance(head, ProjectedHead) and head.normalise:
         return head.directions()
     with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
-        points = torch.eye(embed_dim, device=like.device)
-        mixed = torch.arange(embed_dim, device=like.device) % 4 - 1.5  # of both signs, and exact in low precision
+        points = torch.eye(embed_dim, device=like.device, dtype=torch.float32)
+        mixed = torch.arange(embed_dim).to(points) % 4 - 1.5  # of both signs, and exact in low precision
         bias, *rows, of_mixed = head(torch.cat([0 * points[:1], points, mixed[None]])).float()
         columns = torch.stack(rows) - bias
-        if not torch.allclose(mixed @ columns, of_mixed - bias, rtol=1e-3, atol=1e-3 * columns.abs().max().item()):
+        largest = columns.abs().max().item()  # NaN of a head that divides by the length of the embedding 0
+        if not (largest < torch.inf and torch.allclose(mixed @ columns, of_mixed - bias, 1e-3, 1e-3 * largest)):
             raise InputError(
                 "expected a linear head, whose classes are linear functionals of the embedding, got one of another"
                 " kind: fit a linear one with `python train.py experiment=linear_head`"
@@ -103,7 +104,7 @@ def head_functionals(
 
     The other arguments and the result are those of `score_functionals`. The score of a cosine head, such as CLIP's, is
     explained for a constant length |P e|. It then has the factor scale / |P e| of the image, see `cosine_functionals`.
-    For any other head, v is the gradient of the score at the embedding.
+    For any other head, v is the gradient of the score at the embedding, for `ConstantLengths`.
 
     >>> head_functionals(torch.nn.Linear(3, 2), torch.zeros(4, 3)).shape
     torch.Size([4, 2, 3])
@@ -128,8 +129,9 @@ def _score_gradients(
     """Compute `head_functionals` of any head by autograd: v = Σ_k (∂score / ∂z_k) (∂z_k / ∂e)."""
     with torch.inference_mode(False), torch.enable_grad():
         points = embeddings.detach().clone().requires_grad_()
-        logits = head(points)
-        units = torch.eye(logits.shape[-1], device=logits.device)
+        with ConstantLengths():
+            logits = head(points)
+        units = torch.eye(logits.shape[-1]).to(logits)
         known = None if classes is None else classes.clone()  # inference tensors have no gradient
         weights = score_functionals(units, logits.detach(), temperature, known)  # (B, K) or (B, K, K)
         columns = weights[:, None] if weights.dim() == 2 else weights

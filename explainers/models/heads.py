@@ -9,6 +9,7 @@ import torch
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from explainers.errors import InputError, check_positive
 from explainers.models.probes import TOLERANCE, compare_outputs, count_channels, draw_probes
@@ -19,6 +20,9 @@ from explainers.saved.weights import check_forms, check_keys, read_weights, save
 LINEAR = {"weight": "floats K D", "bias": "floats K"}
 COSINES = {"weight": "floats K E", "scale": "floats", "projection?": "floats E D", "bias?": "floats K"}
 """What the file of a linear head holds, and that of one of cosines."""
+
+EMBEDS = "without classes, compare(image, other, model) explains images, and target= numbers of their embeddings"
+"""What to do with a model that only embeds."""
 
 
 class DistilledHead(nn.Module):
@@ -40,13 +44,22 @@ class DistilledHead(nn.Module):
 
 
 class NoHead(nn.Module):
-    """Stands for the head of a model without one, such as DINOv2: such a model embeds images, and does not classify."""
+    """Stands for the head of a model without one, such as DINOv2: such a model embeds images, and does not classify.
+
+    Args:
+        layers: what the model computes of the embedding G(x), such as a projection; the identity for a model that
+            returns G(x) itself.
+    """
+
+    def __init__(self, layers: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layers = layers or nn.Identity()
 
     def forward(self, embeddings: Tensor) -> Tensor:
         raise InputError(
             "expected a model with a classification layer, got one without: fit one with `python train.py"
             " experiment=linear_head`, and give its file as target.head=..., or give a layer, as in TargetModel(model,"
-            " head=...)"
+            f" head=...); {EMBEDS}"
         )
 
 
@@ -66,9 +79,8 @@ class TextProjection(nn.Linear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(weight.shape[1], weight.shape[0])
-        zeros = torch.zeros(len(weight))
-        self.load_state_dict({"weight": weight.float(), "bias": zeros if bias is None else bias.float()})
+        super().__init__(weight.shape[1], weight.shape[0], dtype=torch.float32)
+        self.load_state_dict({"weight": weight, "bias": torch.zeros(len(weight)) if bias is None else bias})
 
 
 def split_single_logit(head: Any) -> nn.Module:
@@ -84,9 +96,9 @@ def split_single_logit(head: Any) -> nn.Module:
     """
     if isinstance(head, DistilledHead):
         return DistilledHead(split_single_logit(head.head), split_single_logit(head.head_dist))
-    linear = nn.Linear(head.in_features, 2, head.bias is not None, device=head.weight.device)
+    linear = nn.Linear(head.in_features, 2, head.bias is not None).to(head.weight)
     linear.load_state_dict({name: torch.cat([-one, one]) / 2 for name, one in head.state_dict().items()})
-    return linear.to(head.weight.dtype).requires_grad_(head.weight.requires_grad)
+    return linear.requires_grad_(head.weight.requires_grad)
 
 
 class Inseparable(InputError):
@@ -172,7 +184,7 @@ def _take_layer(model: Any, weights: set[nn.Parameter]) -> Any:
         raise Inseparable(model, "it has several layers from embeddings to logits")
     if not isinstance(layer, nn.Conv2d):
         return layer
-    linear = nn.Linear(layer.in_channels, layer.out_channels, layer.bias is not None)
+    linear = nn.Linear(layer.in_channels, layer.out_channels, layer.bias is not None, dtype=layer.weight.dtype)
     linear.load_state_dict({name: weight.reshape(weight.shape[:2]) for name, weight in layer.state_dict().items()})
     return linear
 
@@ -195,7 +207,7 @@ def load_head(path: str | Path) -> tuple[nn.Module, Identity]:
         check_keys(identity, {"target": "dictionary", "classes": "texts"}, path)
         check_count(identity["classes"], count, path)
     if "scale" not in weights:
-        head = nn.Linear(width, count)
+        head = nn.Linear(width, count, dtype=torch.float32)
         head.load_state_dict(weights)
         return head, identity
     scale = weights.pop("scale").item()
@@ -211,7 +223,7 @@ def check_count(classes: Sequence[str], count: int, path: str | Path) -> None:
 
 def check_head_gives_logits(head: nn.Module, embed_dim: int) -> None:
     """Raise an InputError for a head of several layers whose outputs stay in [0, 1] for embeddings of any size."""
-    embeddings = torch.randn(4, embed_dim, generator=torch.Generator().manual_seed(0))
+    embeddings = torch.randn(4, embed_dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     weight = next(head.parameters(), embeddings)
     with torch.no_grad():
         outputs = head(1e3 * embeddings.to(weight))
@@ -232,6 +244,50 @@ def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[s
         classes: names of the classes, in the order of the logits; empty if they are not known.
     """
     return save_weights(head.state_dict(), path, {"target": target, "classes": list(classes)})
+
+
+LENGTHS = {"norm", "linalg_norm", "linalg_vector_norm"}
+KEPT = {"clamp", "clamp_min", "maximum", "add", "__add__", "unsqueeze", "expand_as", "view", "reshape", "__getitem__"}
+DIVISIONS = {"div", "true_divide", "__truediv__", "div_", "__itruediv__"}
+"""Names of functions that compute lengths of vectors, that return a length with a bound or in another shape, and that
+divide by one."""
+
+
+class ConstantLengths(TorchFunctionMode):
+    """Inside this context, gradients leave the lengths by which vectors are divided as they are.
+
+    Then a patch is explained by its share of the embedding, and not by how it changes the length of the sum. All heads
+    of cosines are explained alike: `ProjectedHead`, and those that a module computes in its own words.
+
+    >>> embedding = torch.tensor([[3.0, 4.0]], requires_grad=True)
+    >>> with ConstantLengths():
+    ...     cosine = (embedding / embedding.norm(dim=1, keepdim=True))[0, 0]
+    >>> torch.autograd.grad(cosine, embedding)[0].tolist()
+    [[0.20000000298023224, 0.0]]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        if function is F.normalize:
+            return _normalise(*args, **kwargs)
+        if function is F.cosine_similarity and len(args) == 2:
+            return (_normalise(args[0], **kwargs) * _normalise(args[1], **kwargs)).sum(kwargs.get("dim", 1))
+        found = [any(value is length for length in self.lengths) for value in args]
+        if name in DIVISIONS and found[1:2] == [True]:
+            args = (args[0], args[1].detach(), *args[2:])
+        output = function(*args, **kwargs)
+        if name in LENGTHS or name in KEPT and any(found):
+            self.lengths.append(output)
+        return output
+
+
+def _normalise(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+    """`F.normalize`, for a constant length."""
+    return x / x.norm(p, dim, keepdim=True).clamp_min(eps).detach()
 
 
 class ProjectedHead(nn.Module):
@@ -288,20 +344,7 @@ class ProjectedHead(nn.Module):
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Compute logits (..., K) from embeddings of images (..., D)."""
-        return self._compare(self.project(embeddings, self.normalise))
-
-    def at_constant_length(self, embeddings: Tensor) -> Tensor:
-        """Compute logits whose gradients leave the length by which embeddings are divided as it is.
-
-        A patch is explained by its share of the embedding, and not by how it changes the length of the sum.
-        """
-        projected = self.project(embeddings, False)
-        if self.normalise:
-            projected = projected / projected.norm(dim=-1, keepdim=True).detach()
-        return self._compare(projected)
-
-    def _compare(self, projected: Tensor) -> Tensor:
-        logits = self.scale * F.linear(projected, self.weight)
+        logits = self.scale * F.linear(self.project(embeddings, self.normalise), self.weight)
         return logits if self.bias is None else logits + self.bias
 
     def directions(self) -> Tensor:

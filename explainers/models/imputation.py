@@ -39,7 +39,8 @@ def impute(images: Tensor, visible: Tensor, noise: float = 0.01) -> Tensor:
         cycled, previous = _cycle(residual, hidden), product
         product = _sum(residual * cycled)
         direction = cycled + product / previous.clamp(min=tiny) * direction
-    return x + hidden * noise * torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(0)).to(x)
+    drawn = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    return x + hidden * noise * drawn.to(x)
 
 
 def _sum(x: Tensor) -> Tensor:

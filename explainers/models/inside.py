@@ -19,7 +19,8 @@ from explainers.errors import InputError
 from explainers.models.heads import Inseparable, NoHead
 from explainers.models.mapping import Inputs, channels, check_stated, linear_part, map_to_timm
 from explainers.models.model import TargetModel
-from explainers.models.plain import check_logits, check_no_probabilities, take_logits
+from explainers.models.outputs import UNIT, are_embeddings, check_no_probabilities
+from explainers.models.plain import check_logits, take_logits
 from explainers.models.probes import TOLERANCE, Origin, Unmapped, compare_outputs, draw_probes
 from explainers.models.wrappers import copy_module, share_weights
 from explainers.saved.identity import INACTIVE
@@ -113,12 +114,15 @@ def take_apart(model: nn.Module, name: str, given: Inputs) -> tuple[TargetModel,
     if head is rest:
         rest.drop_unused(part, {layer for layer, *_ in layers})
     target.backbone.pretrained_cfg = target.backbone.pretrained_cfg | {"mean": inputs.mean, "std": inputs.std}
-    found = TargetModel(target.backbone, linear_part(head) or head, given.score).eval()
+    described, head = _describe(head, layers), linear_part(head) or head
+    if not isinstance(head, NoHead) and are_embeddings(expected, given):
+        described, head = f"{described}; {UNIT}", NoHead(head)
+    found = TargetModel(target.backbone, head, given.score).eval()
     found.classes = inside.classes if head is inside.head else []
     own_input = lambda normalised: take_logits(whole((normalised - shift) / scale), type(model).__name__)  # noqa: E731
     found.origin = Origin(found, own_input)
     kind, library = type(part).__name__, type(part).__module__.partition(".")[0]
-    said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {_describe(head, layers)}"
+    said = f"a {inside.name if is_of_timm(part) else kind} of {library} inside ({name}), with {described}"
     return found, f"{said}; outputs differ by at most {difference:.0g}; {inputs}"
 
 

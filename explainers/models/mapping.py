@@ -143,7 +143,7 @@ def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
 def _build(plan: Plan) -> TargetModel:
     try:
         model: Any = timm.create_model(plan.architecture, pretrained=False, num_classes=0, **plan.arguments)
-        model.load_state_dict({name: weight.detach().cpu().float() for name, weight in plan.weights.items()})
+        model.float().load_state_dict({name: weight.detach().cpu().float() for name, weight in plan.weights.items()})
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()[:120]
         raise Unmapped(f"its weights are not those of timm's {plan.architecture} ({first})") from error

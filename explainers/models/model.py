@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.images.transform import ImageTransform
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, find_patch_size
 from explainers.models.heads import (
     DistilledHead,
     NoHead,
@@ -32,9 +32,6 @@ from explainers.models.scores import Score, scale_logits
 from explainers.models.wrappers import copy_attributes, copy_module
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_finite, check_identity
-
-DEFAULT_PATCH = 16
-"""Side of a patch in pixels where a model has no patches of its own: CNNs, and Swin, whose maps have several sizes."""
 
 LIMITS = ("_min", "_max")
 """Ends of names of what is infinite in Gemma 4 where it does not clip."""
@@ -129,13 +126,12 @@ class TargetModel(nn.Module):
         self.classes: list[str] = names or list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
         mean, std = find_statistics(model)
-        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None, None], persistent=False)
         self._check_head(path, fitted.get("target", {}))
         # Quantised weights cannot be tested, and those on the device "meta" have no values
-        plain = {k: value for k, value in self.state_dict().items() if type(value) is Tensor and not value.is_meta}
-        plain = {k: value for k, value in plain.items() if not k.endswith(LIMITS)}
-        check_finite(plain, self.name)
+        tested = {k: each for k, each in self.state_dict().items() if type(each) is Tensor and not k.endswith(LIMITS)}
+        check_finite({k: each for k, each in tested.items() if not each.is_meta}, self.name)
 
     def _check_head(self, path: str | Path, fitted: Identity) -> None:
         """Raise an InputError for a head of another width, or that was fitted on another backbone than this one."""
@@ -181,8 +177,8 @@ class TargetModel(nn.Module):
     def grid(self) -> PatchGrid:
         """The grid that follows from the model.
 
-        A model without patches of its own has patches of 16 pixels. If it takes images of any size, its images are the
-        largest ones up to the size of its training that these patches cover.
+        A model without patches of its own, such as a CNN or a Swin, whose maps have several sizes, has those of
+        `find_patch_size`. If none divide its images, as those of 331 pixels, it takes smaller ones; a warning says so.
 
         Raises:
             InputError: if the images do not consist of the model's patches, or these are not square.
@@ -196,10 +192,14 @@ class TargetModel(nn.Module):
         own = getattr(embed, "patch_size", None)
         if self.patch_size and isinstance(own, tuple) and own[0] != own[1]:
             raise InputError(f"expected a model of square patches, got {self.name} with {own[0]} × {own[1]} pixels")
-        default: int = getattr(self.backbone, "default_patch_size", DEFAULT_PATCH)
-        patch = self.patch_size or default
+        usual: int = getattr(self.backbone, "default_patch_size", 16)
+        patch = self.patch_size or find_patch_size((height, width), usual)
         covered = height - height % patch, width - width % patch
-        if covered != (height, width) and (self.patch_size or getattr(embed, "strict_img_size", False)):
+        if covered != (height, width):
+            if not (self.patch_size or getattr(embed, "strict_img_size", False)):
+                said = f"no patches divide images of {height} × {width} pixels: they become {covered[0]} × {covered[1]}"
+                warnings.warn(f"{self.name}: {said}", stacklevel=2)
+                return PatchGrid(covered, patch)
             raise InputError(
                 f"expected a model whose images consist of patches of {patch} pixels, got images of {height} ×"
                 f" {width}: take image_size={covered}, or ++target.model.img_size={list(covered)} in a config"
@@ -248,7 +248,7 @@ class TargetModel(nn.Module):
         if hasattr(head, "out_features"):
             return int(head.out_features)
         with torch.no_grad():  # a head of several layers
-            return self.classify(torch.zeros(1, self.embed_dim, device=self.mean.device)).shape[-1]
+            return self.classify(self.mean.new_zeros(1, self.embed_dim)).shape[-1]
 
     @property
     def name(self) -> str:

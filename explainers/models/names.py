@@ -94,33 +94,52 @@ def readable_names(classes: Sequence[str]) -> list[str]:
 def list_names(classes: Sequence[str], count: int) -> list[str]:
     """The names of classes that a user gives, of which an InputError wants one for each of `count` classes."""
     if len(classes) != count:
+        shown = f" ({classes[0]!r} to {classes[-1]!r})" if classes else ""
         raise InputError(
-            f"expected a list of names of the model's {count} classes, got {len(classes)}: give one for each logit, in"
-            " order"
+            f"expected a list of names of the model's {count} classes, got {len(classes)}{shown}: give one for each"
+            " logit, in order; a file has one in a line, or JSON"
         )
     return [str(name) for name in classes]
 
 
 def read_names(file: str | Path) -> list[str]:
-    """Read names of classes: a text file with one in a line, or JSON with a list of names, or with index → name.
+    """Read names of classes: a text file with one in a line, or JSON.
+
+    JSON holds a list of names, index → name, name → index (class_to_idx), index → [wnid, name] (Keras), or one of these
+    as id2label or class_to_idx among other entries.
 
     Raises:
         InputError: for a file that does not exist, or holds something else.
     """
     try:
-        text = Path(file).read_text()
-        found = json.loads(text) if Path(file).suffix == ".json" else text.splitlines()
-        if isinstance(found, dict):
-            found = [found[str(number)] for number in range(len(found))]
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        text = Path(file).read_text(encoding="utf-8-sig")
+        names = _parse_names(json.loads(text)) if Path(file).suffix == ".json" else text.rstrip().splitlines()
+        if not all(isinstance(name, str) for name in names):
             raise ValueError("it holds no names")
-    except (OSError, ValueError, KeyError) as error:
+        if blank := [number for number, name in enumerate(names, 1) if not name.strip()]:
+            raise ValueError(f"name {blank[0]} is blank")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"expected a file of names of classes, one in a line, or JSON as [name, ...] or {{index: name}}, got {file}"
-            f" ({reason}): give another file"
+            f"expected a file of names of classes, one in a line, or JSON as [name, ...], {{index: name}} or {{name:"
+            f" index}}, got {file} ({reason}): give another file"
         ) from error
-    return [name.strip() for name in found]
+    return [name.strip() for name in names]
+
+
+def _parse_names(found: Any) -> list[Any]:
+    """The names in JSON, in the order of their indices; see `read_names`."""
+    if isinstance(found, dict):
+        found = next((found[key] for key in ("id2label", "class_to_idx") if key in found), found)
+    if isinstance(found, dict):
+        by_name = all(type(value) is int for value in found.values())
+        by_index = {value: key for key, value in found.items()} if by_name else {int(key): found[key] for key in found}
+        if len(by_index) != len(found) or set(by_index) != {*range(len(found))}:
+            raise ValueError(f"its indices are not 0 to {len(found) - 1}, each once")
+        found = [by_index[number] for number in range(len(found))]
+    if not isinstance(found, list):
+        raise ValueError("it holds no names")
+    return [each[-1] if isinstance(each, list) and each else each for each in found]
 
 
 def _is_wnid(name: str) -> bool:
@@ -161,8 +180,10 @@ def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str 
         if 0 <= number < len(names):
             return number
         raise InputError(f"expected {setting} from 0 to {len(names) - 1}, or names of classes, got {wanted}")
-    if wanted in names:  # another class may have the same name in capitals
-        return names.index(wanted)
+    meant = (_describe(wanted, detailed=True), _describe(wanted).split(", ")[0]) if _is_wnid(wanted) else ()
+    for name in (wanted, *meant):
+        if name in names:  # another class may have the same name in capitals
+            return names.index(name)
     by_name = {name.lower(): index for index, name in enumerate(names)}
     plain = wanted.strip().lower()
     for spelling in (plain, plain.replace("_", " ")):

@@ -5,7 +5,8 @@ images tell its logits, its last linear layer and its feature maps. That layer b
 logits the same; otherwise the embedding is the logits.
 """
 
-import math
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,17 +19,30 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
+from explainers.masking import default_patch_size
+from explainers.models.heads import NoHead
 from explainers.models.mapping import Inputs, check_stated
 from explainers.models.model import TargetModel
 from explainers.models.names import list_names
+from explainers.models.outputs import UNIT, are_embeddings, check_no_probabilities
 from explainers.models.wrappers import copy_module
 
-PATCH = 16
-"""Largest side of a patch by default, in pixels."""
-SIDE = 7
-"""Smallest number of patches per side by default."""
 PLANAR = tuple(f"torch.nn.modules.{kind}" for kind in ("conv", "batchnorm", "pooling", "activation"))
 """Files of torch's layers that turn feature maps into feature maps."""
+
+ADVICE = (
+    (r"\b5D |expected 5", "videos and volumes are not explained: give a module that takes one frame or slice of them"),
+    ("positional arg", "fix its further inputs by name, as in as_target(functools.partial(model, second=...), ...)"),
+    ("same device|two devices", "move all of it to one device"),
+    (r"to have \d+ channels", "give mean and std as one number for each of its channels"),
+    (
+        "dtype|scalar type|nput type|Half|Double|BFloat16",
+        "it has to take float32: give model.float(), and leave out its own casts",
+    ),
+    ("size|shape|dimension|[Hh]eight|[Ww]idth", "give the image_size of its training"),
+    ("", "it has to take such images, one or more at once: call it on some to see why it does not"),
+)
+"""Patterns of what a module raises for images, and what to do; the first that fits."""
 
 WEIGHTED = ("Convolution", "Addmm", "Mm", "Linear")
 """What the names of a graph's nodes begin with whose layers have weights."""
@@ -57,6 +71,7 @@ class PlainBackbone(nn.Module):
         self.head_hidden_size = width
         self.differentiable = probed.differentiable
         self.repeats_layers = probed.repeats
+        self.largest_batch = probed.largest_batch
         self.in_chans = len(mean)
         self.pretrained_cfg = {
             "architecture": model._get_name(),
@@ -73,7 +88,8 @@ class PlainBackbone(nn.Module):
 
     def forward_features(self, normalised: Tensor) -> Tensor:
         """Embed normalised images (B, C, H, W) → (B, D)."""
-        return take_logits(self.model(normalised.contiguous()), self.model._get_name())
+        logits, self.largest_batch = run_in_batches(self.model, normalised.contiguous(), self.largest_batch)
+        return logits
 
     def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
         """Return the embeddings, (B, D): the head is no part of the backbone."""
@@ -87,7 +103,9 @@ class PlainBackbone(nn.Module):
         layer = self.get_submodule(self.feature_info[indices[0]]["module"])
         hook = layer.register_forward_hook(lambda *call: maps.append(call[-1]))
         try:
-            return self.forward_features(normalised), maps
+            features = self.forward_features(normalised)
+            calls = -(-len(normalised) // self.largest_batch)  # those of a call that failed are left out
+            return features, [torch.cat(maps[-calls:])]
         finally:
             hook.remove()
 
@@ -96,24 +114,6 @@ class PlainBackbone(nn.Module):
 
     def forward(self, normalised: Tensor) -> Tensor:
         return self.forward_features(normalised)
-
-
-def default_patch_size(size: tuple[int, int]) -> int:
-    """Return the largest side of a patch up to 16 pixels that cuts H × W pixels into 7 rows and columns or more.
-
-    Raises:
-        InputError: if only patches of one pixel divide the image.
-
-    >>> [default_patch_size((size, 96)) for size in (224, 96, 32, 28)]
-    [8, 12, 4, 4]
-    """
-    sides = [side for side in range(2, PATCH + 1) if math.gcd(*size) % side == 0 and min(size) // side >= SIDE]
-    if not sides and min(size) > SIDE * 2:
-        raise InputError(
-            f"expected an image_size that patches of 2 to {PATCH} pixels divide, got {size[0]} × {size[1]}: give"
-            f" others that the model takes, such as {tuple(side - side % PATCH or PATCH for side in size)}"
-        )
-    return max(sides, default=1)
 
 
 def plain_target(model: nn.Module, inputs: Inputs) -> TargetModel:
@@ -142,12 +142,16 @@ def plain_target(model: nn.Module, inputs: Inputs) -> TargetModel:
     check_stated(model, mean=inputs.mean, std=inputs.std, image_size=inputs.size)
     assert inputs.mean is not None and inputs.std is not None and inputs.size is not None  # for the type checker
     patch_size = default_patch_size(inputs.size)
-    own = copy_module(model).eval()
+    own = copy_module(model).float().eval()
     images = probe_images(own, (len(inputs.mean), *inputs.size))
     probed = probe(own, images)
     if inputs.score != "value":
         check_no_probabilities(probed.logits, model._get_name())
-    head = _take_head(own, probed, images)
+    if are_embeddings(probed.logits, inputs):
+        print(f"{model._get_name()}: {UNIT}", file=sys.stderr, flush=True)
+        head: nn.Module = NoHead()
+    else:
+        head = _take_head(own, probed, images)
     width = getattr(head, "in_features", probed.logits.shape[1])
     transform = inputs.transform or ImageTransform(inputs.size)
     backbone = PlainBackbone(own, inputs.mean, inputs.std, inputs.size, patch_size, width, probed, transform)
@@ -179,7 +183,7 @@ def _take_head(model: nn.Module, probed: "Probed", images: Tensor) -> nn.Module:
         model.set_submodule(name, head)
     if width > 1:
         return nn.Identity()
-    layer = nn.Linear(1, 1, bias=False)
+    layer = nn.Linear(1, 1, bias=False, dtype=torch.float32)
     nn.init.ones_(layer.weight)
     return layer
 
@@ -193,11 +197,13 @@ class Probed:
         maps: names, channels and graph of the layers that output feature maps, since the last tokens.
         repeats: whether an activation or a pooling is called several times in one pass, or may be.
         logits: of three images, (3, K).
+        largest_batch: see `run_in_batches`.
         differentiable: False if the logits have no gradient at the images.
     """
 
     logits: Tensor
     differentiable: bool
+    largest_batch: int
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -258,19 +264,16 @@ def probe(model: nn.Module, images: Tensor) -> Probed:
     name, images = model._get_name(), images.clone().requires_grad_()
     try:
         with torch.inference_mode(False), torch.enable_grad(), _record_layers(model) as probed:
-            logits = probed.logits = take_logits(model(images), name)
+            probed.logits, probed.largest_batch = run_in_batches(model, images)
+            logits = probed.logits
         with torch.no_grad():
             alone = take_logits(model(images[:1]), name)
     except InputError:
         raise
     except Exception as error:  # a bug of the model or an image that is not for it: only its author can say which
         reason = next(iter(str(error).strip().splitlines()), "no message").rstrip(".:")
-        advice = (
-            "give the image_size of its training, a model in float32 (model.float()), and mean and std as one number"
-            " for each of its channels"
-        )
-        if isinstance(error, TypeError) and "required positional argument" in reason:
-            advice = "fix its further inputs by name, as in as_target(functools.partial(model, second=...), ...)"
+        spatial = "5D " * any(isinstance(layer, nn.Conv3d) for layer in model.modules())
+        advice = next(advice for pattern, advice in ADVICE if re.search(pattern, spatial + reason))
         raise InputError(
             f"expected a classifier of normalised float32 images of shape (B, {', '.join(map(str, images.shape[1:]))}),"
             f" got {name}, which raises {type(error).__name__}: {reason}: {advice}"
@@ -284,10 +287,35 @@ def probe(model: nn.Module, images: Tensor) -> Probed:
     return probed
 
 
+def run_in_batches(model: nn.Module, images: Tensor, largest: int = sys.maxsize) -> tuple[Tensor, int]:
+    """Compute the logits (B, K) of images by a module that may take fewer at once, such as one of an ONNX file.
+
+    A batch on which it fails is halved, down to a single image; a line says so.
+
+    Returns:
+        The logits, and the largest batch that the module takes, as far as it is known.
+    """
+    name, reason, asked = model._get_name(), "", largest
+    while True:
+        try:
+            logits = [take_logits(model(some), name) for some in images.split(largest)]
+            break
+        except InputError:
+            raise
+        except Exception as error:  # of the module
+            largest = min(largest, len(images)) // 2
+            if not largest:
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    if largest < asked:
+        print(f"{name}: takes at most {largest} images at once, as more raise {reason}", file=sys.stderr, flush=True)
+    return (logits[0] if len(logits) == 1 else torch.cat(logits)), largest
+
+
 def probe_images(model: nn.Module, shape: tuple[int, int, int]) -> Tensor:
     """Return two random images and the mean image, each of a shape (C, H, W), on the device of a model."""
     weight = next(model.parameters(), torch.empty(0))
-    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     return torch.cat([noise, torch.zeros_like(noise[:1])]).to(weight.device)
 
 
@@ -328,21 +356,6 @@ def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
             f"expected {name} to give an image the same logits at every call and in every batch, got a difference of"
             f" {difference:.2g}: switch off randomness (F.dropout needs training=self.training) and statistics of the"
             " batch"
-        )
-
-
-def check_no_probabilities(logits: Tensor, name: str) -> None:
-    """Raise an InputError for logits (3, K) with a graph that are the output of a softmax or sigmoid."""
-    sums_to_1 = logits.shape[1] > 1 and torch.allclose(logits.sum(1), torch.ones(3).to(logits), atol=1e-4)
-    if sums_to_1 and (logits >= 0).all():
-        raise InputError(
-            f"expected logits of {name}, got probabilities, which sum to 1: leave out its softmax, or return their"
-            " logarithm"
-        )
-    if logits.grad_fn is not None and logits.grad_fn.name().startswith("Sigmoid"):
-        raise InputError(
-            f"expected logits of {name}, got probabilities of a sigmoid: leave out its sigmoid and give score=sigmoid,"
-            " or give score=value to explain them as they are"
         )
 
 

@@ -86,11 +86,16 @@ def _read_resize(name: str, fields: Mapping[str, Any]) -> ImageTransform:
         resize = "squash"
     fraction = seen[0] / resized[0] if all(resized) else 0
     even = bool(fraction) and abs(seen[1] / resized[1] - fraction) < 1e-3
-    others = fields.get("do_pad") or fields.get("do_flip_channel_order") or "longest_edge" in size
+    if fields.get("do_flip_channel_order"):
+        raise InputError(
+            f"processor= needs one that keeps the order of channels, got {name}, whose model takes BGR: leave it out,"
+            " wrap the model in a module whose forward is model(images.flip(1)), and give mean, std and image_size"
+        )
+    others = fields.get("do_pad") or "longest_edge" in size
     if not fields.get("do_resize", True) or others or fraction > 1 or not even:
         raise InputError(
-            "processor= needs one that resizes photos to a height and width or their short side, pads none, and keeps"
-            f" the order of channels, got {name} with size {dict(size)}"
+            "processor= needs one that resizes photos to a height and width or their short side, and pads none,"
+            f" got {name} with size {dict(size)}"
         )
     interpolation = Image.Resampling(int(fields["resample"])).name.lower()
     return ImageTransform(seen, resize, fraction, interpolation, rounds=False)

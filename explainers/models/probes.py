@@ -34,7 +34,7 @@ def count_channels(model: nn.Module) -> int:
 def draw_probes(channels: int, size: tuple[int, int], like: Tensor) -> Tensor:
     """Draw normalised images (4, C, H, W), whose outputs differ, of the type and on the device of a tensor."""
     generator = torch.Generator().manual_seed(0)
-    noise = [torch.randn(1, channels, side, side, generator=generator) for side in PROBE_SIDES]
+    noise = [torch.randn((1, channels, side, side), generator=generator, dtype=torch.float32) for side in PROBE_SIDES]
     return torch.cat([F.interpolate(each, size=size, mode="bilinear") for each in noise]).to(like)
 
 

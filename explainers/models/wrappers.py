@@ -74,7 +74,7 @@ def copy_module(model: nn.Module, memo: dict[int, Any] | None = None) -> Any:
     except Exception as error:  # a module may hold anything: a lock, a file
         raise InputError(
             f"expected a module that copy.deepcopy can copy, got {name}, which raises {type(error).__name__}: {error}:"
-            " keep what cannot be copied outside of the module"
+            " give it a __deepcopy__, or keep what cannot be copied outside of the module"
         ) from error
     _copy_functions(own, memo)
     own.zero_grad(set_to_none=True)

@@ -31,5 +31,5 @@ class Chance(nn.Module):
         # The seed depends on the image only, so that the other images of the batch have no influence
         seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-        scores = [torch.rand(self.grid.shape, generator=generator) for generator in generators]
+        scores = [torch.rand(self.grid.shape, generator=generator, dtype=torch.float32) for generator in generators]
         return torch.stack(scores).to(images.device)

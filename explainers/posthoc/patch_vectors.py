@@ -62,7 +62,7 @@ class CAM(PatchVectors):
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, output)
         shape, generator = (1, target.channels, *grid.size), torch.Generator().manual_seed(0)
-        noise = torch.rand(shape, generator=generator).to(target.mean.device)
+        noise = torch.rand(shape, generator=generator, dtype=torch.float32).to(target.mean.device)
         if not self._averages(noise):
             raise UnsupportedModel(
                 "a model that averages its last feature map",

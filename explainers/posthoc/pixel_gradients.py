@@ -188,7 +188,7 @@ class SmoothGrad(PixelExplainer):
         return part[:, None] + deviation * gaussian_noise(numbers, part.shape[1:], self.seed), 1.0
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
+        weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device, dtype=torch.float32)
         gradients, _ = mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)
         return gradients.abs().amax(1)
 
@@ -272,7 +272,7 @@ class GradientSHAP(PixelExplainer):
         return coefficients * part[:, None], part[:, None] if self.multiply_by_inputs else 1.0
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
+        weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device, dtype=torch.float32)
         return mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)[0].sum(1)
 
 

@@ -129,7 +129,7 @@ def unit_range(maps: Tensor, size: Size) -> tuple[Tensor, Tensor]:
 
 def _corners(tokens: int, size: int, device: torch.device) -> Tensor:
     """The rows of the `upsampling_matrix` of pixels next to a border between the squares of four tokens."""
-    centre = (torch.arange(size, device=device) + 0.5) * tokens / size - 0.5
+    centre = (torch.arange(size, device=device).float() + 0.5) * tokens / size - 0.5
     changes = F.pad(centre.clamp(min=0).floor().diff() != 0, (1, 1), value=True)
     return upsampling_matrix(tokens, size, device)[changes[1:] | changes[:-1]]
 
@@ -142,5 +142,7 @@ def gaussian_noise(numbers: Tensor, shape: Sequence[int], seed: int) -> Tensor:
     rows = {}
     for number in set(numbers.tolist()):
         generator = torch.Generator().manual_seed(1_000_003 * seed + number)
-        rows[number] = torch.randn(*shape, generator=generator).to(numbers.device, non_blocking=True)
+        rows[number] = torch.randn(*shape, generator=generator, dtype=torch.float32).to(
+            numbers.device, non_blocking=True
+        )
     return torch.stack([rows[number] for number in numbers.tolist()])

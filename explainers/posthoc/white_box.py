@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from explainers.errors import checks_choices
 from explainers.masking import PatchGrid, map_shape
 from explainers.models import TargetModel
 from explainers.models.gradients import compute_gradient
-from explainers.models.heads import ProjectedHead
+from explainers.models.heads import ConstantLengths
 from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
 from explainers.models.scores import check_probabilities, log_odds
 from explainers.transformer.blocks import find_blocks, head_projections, is_transformer, num_prefix_tokens, readout
@@ -45,11 +45,7 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
     """
     with torch.inference_mode(False), torch.enable_grad():
         embeddings = embeddings.detach().float().clone().requires_grad_()
-        head: Any = target.head
-        if isinstance(head, ProjectedHead):
-            with torch.autocast(embeddings.device.type, enabled=False):
-                logits = head.at_constant_length(embeddings)
-        else:
+        with ConstantLengths():
             logits = target.classify(embeddings)
         own = classes.clone()  # a copy, because inference tensors have no gradient
         if output == "log_odds":

@@ -46,7 +46,7 @@ class Prior:
         else:
             with COMPUTING:
                 embeddings = target.embed(target.normalise(images))
-            self.vectors = None if explainer is not None else torch.zeros(shape, device=embeddings.device)
+            self.vectors = None if explainer is not None else embeddings.new_zeros(shape)
         self.embeddings = embeddings.detach().float()
 
     def of_classes(self, classes: Tensor, functionals: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class MaskedPairs:
         self.removal = removal
         self.chunk_size = chunk_size
         self.keep = torch.zeros(len(normalised), 0, grid.num_patches, dtype=torch.bool, device=normalised.device)
-        self.differences = torch.zeros(len(normalised), 0, target.embed_dim, device=normalised.device)
+        self.differences = normalised.new_zeros(len(normalised), 0, target.embed_dim)
 
     def __len__(self) -> int:
         return self.keep.shape[1]

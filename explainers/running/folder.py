@@ -149,7 +149,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        who = holder.read_text() if holder.exists() else "another process"
+        who = holder.read_text(encoding="utf-8") if holder.exists() else "another process"
         raise InputError(
             f"{folder} is in use by {who}: wait until that command ends, or give this run its own name (name=...)"
         ) from None

@@ -25,12 +25,12 @@ class Writer(ExperimentWriter):
 
     def _check_log_dir_exists(self) -> None:
         """Read the columns of the file, which Lightning would delete."""
-        with suppress(FileNotFoundError), open(self.metrics_file_path, newline="") as file:
+        with suppress(FileNotFoundError), open(self.metrics_file_path, newline="", encoding="utf-8") as file:
             self.metrics_keys = next(csv.reader(file), [])
 
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
         """Add columns to the file in one step, so that a kill loses no rows; Lightning would truncate it first."""
-        with open(self.metrics_file_path, newline="") as file:
+        with open(self.metrics_file_path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         _write(Path(self.metrics_file_path), fieldnames, rows)
 
@@ -56,7 +56,7 @@ def forget_later_rows(folder: Path, step: int) -> None:
     path = folder / HISTORY
     if not path.exists():
         return
-    with open(path, newline="", errors="replace") as file:
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
         whole = [line for line in file if line.endswith("\n")]
     reader = csv.DictReader(whole)
     rows = [row for row in reader if None not in row and None not in row.values()]
@@ -96,7 +96,7 @@ def wandb_logger(project: str, name: str, folder: str, group: str | None = None,
     if not identifier.exists():
         write_atomically(identifier, secrets.token_hex(4))
     by_agent = "WANDB_SWEEP_ID" in os.environ  # set by `wandb agent`, which chooses the id of the run
-    run_id = identifier.read_text() if identifier.exists() and not by_agent else None
+    run_id = identifier.read_text(encoding="utf-8") if identifier.exists() and not by_agent else None
     mode: Any = "offline" if offline else None  # Lightning's `offline` would also set WANDB_MODE for later runs
     settings = wandb.Settings(silent=bool(offline))  # the line below replaces its banners
     if offline:

@@ -127,7 +127,7 @@ def check_program(command: list[str], configs: Path) -> None:
     own = Path(command[0]).name
     for name in (word.partition("=")[2] for word in command[1:] if word.startswith("experiment=")):
         path = configs / "experiment" / f"{name}.yaml"
-        program = COMMAND.search(path.read_text()) if path.is_file() else None
+        program = COMMAND.search(path.read_text(encoding="utf-8")) if path.is_file() else None
         if program and own != program[1]:
             raise InputError(
                 f"expected an experiment of {own}, got {name}, which is one of {program[1]}: run python {program[1]}"
@@ -139,7 +139,7 @@ def format_help(program: str, what: str, configs: Path) -> str:
     """The text of `--help` of a program, such as `train.py`: what it does, its experiments and its options."""
     folder, experiments = configs / "experiment", {}
     for path in sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path)):
-        head = path.read_text()
+        head = path.read_text(encoding="utf-8")
         if (found := COMMAND.search(head)) and found[1] == program:
             text = head.partition("\n# ")[2].replace("\n# ", " ")
             name = path.relative_to(folder).with_suffix("").as_posix()

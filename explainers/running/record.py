@@ -118,7 +118,7 @@ def read_file(path: Path, parse: Callable[[str], Any] = json.loads) -> dict[str,
     if not path.exists():
         return {}
     try:
-        content = parse(path.read_text())
+        content = parse(path.read_text(encoding="utf-8"))
     except (ValueError, YAMLError, OmegaConfBaseException):
         content = None
     if not isinstance(content, dict):

@@ -28,7 +28,7 @@ COMPOSING = "EXPLAINERS_COMPOSING"
 def named_options(group: str) -> dict[str, Any]:
     """Name → what it stands for, of the options of a group that share the file configs/names/GROUP.yaml."""
     path = CONFIGS / f"names/{group}.yaml"
-    content: Any = OmegaConf.to_container(OmegaConf.create(path.read_text())) if path.is_file() else {}
+    content: Any = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8"))) if path.is_file() else {}
     return content
 
 
@@ -49,7 +49,7 @@ def is_in_timm(name: str) -> bool:
 
 def own_target(function: str) -> Any:
     """The config of a target of the model that a function returns, which may be any that `as_target` takes."""
-    content: Any = OmegaConf.create((CONFIGS / "target/timm.yaml").read_text())
+    content: Any = OmegaConf.create((CONFIGS / "target/timm.yaml").read_text(encoding="utf-8"))
     content.target.model = {"_target_": "explainers.models.as_target", "model": {"_target_": function}}
     return content
 

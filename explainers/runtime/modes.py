@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -32,8 +32,12 @@ def keep_random_state() -> Iterator[None]:
 
 @contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Make tensors without a graph that autograd accepts later, also inside `torch.inference_mode`."""
-    with torch.inference_mode(False), torch.no_grad():  # the first alone would enable gradients
+    """Make tensors without a graph that autograd accepts later, also inside `torch.inference_mode`.
+
+    Without a device they are on the CPU, whatever `torch.set_default_device` says.
+    """
+    device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    with torch.inference_mode(False), torch.no_grad(), device:  # the first alone would enable gradients
         yield
 
 

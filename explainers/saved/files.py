@@ -110,7 +110,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text file in the first process; a concurrent reader sees the old text or the whole new one."""
     if is_first_process():
         with atomic(path) as unfinished:
-            unfinished.write_text(text)
+            unfinished.write_text(text, encoding="utf-8")
 
 
 def is_shared(folder: Path, strategy: Any) -> bool:

@@ -93,7 +93,7 @@ def list_shipped(commands: Mapping[str, str], file: str) -> Catalogue:
             name=model.name,
             explainer=explainer,
             bytes=(folder / file).stat().st_size,
-            measured=json.loads((folder / MEASURED).read_text()),
+            measured=json.loads((folder / MEASURED).read_text(encoding="utf-8")),
             command=command.format(model="<name in timm>"),
             folder=folder,
         )

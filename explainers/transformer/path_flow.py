@@ -238,7 +238,7 @@ def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
 def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | None = None) -> list[Tensor]:
     """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z, (B, N, D), or v · r_lz, (B, N, V), for each block l."""
     dtype, prefix = record.values[0].dtype, num_prefix_tokens(target)
-    jacobian = project_into_embedding(target, torch.eye(target.embed_dim, device=record.final.device)).mT  # (D, D)
+    jacobian = project_into_embedding(target, torch.eye(target.embed_dim).to(record.final)).mT  # (D, D)
     jacobian = (jacobian if functionals is None else functionals.to(jacobian.dtype) @ jacobian).to(dtype)  # of v · G
     jacobian = jacobian.expand(len(record.final), -1, -1)
     mlps, rows = linearise_mlps(target, record), [*read_rows(target, record)]

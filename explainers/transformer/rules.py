@@ -86,7 +86,7 @@ def signed_residual(x: Tensor, update: Tensor, gamma: float) -> Tensor:
     gradient that x gets through u is not scaled by w_x.
     """
     y = (x + update).detach()
-    weights = [1 + gamma * (summand.detach() * y > 0) for summand in (x, update)]
+    weights = [1 + gamma * (summand.detach() * y > 0).to(y) for summand in (x, update)]
     total = weights[0] * x.detach() + weights[1] * update.detach()
     share = torch.where(total == 0, 1, y / total.masked_fill(total == 0, 1))
     return scale_gradient(x, share * weights[0]) + scale_gradient(update, share * weights[1])

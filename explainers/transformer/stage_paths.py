@@ -73,7 +73,7 @@ def share_out(changes: Tensor, positions: int, shape: tuple[int, int]) -> Tensor
     [0.125, 0.125, 0.375, 0.375]
     """
     sizes = changes.float().norm(dim=-1, keepdim=True)
-    around = on_grid(torch.eye(positions, device=changes.device)[None], shape)
+    around = on_grid(torch.eye(positions).to(changes)[None], shape)
     weights = around * on_grid(sizes, shape).clamp(min=1e-6 * sizes.mean() + 1e-30)
     return weights / weights.sum(1, keepdim=True)
 
@@ -99,7 +99,7 @@ def check_stage_paths(target: TargetModel, stages: Sequence[int], size: tuple[in
     pooling = [getattr(part, "global_pool", None) for part in (backbone, getattr(backbone, "head", None))]
     with suppress(InputError):
         if "avg" in [getattr(each, "pool_type", each) for each in pooling]:
-            blank = torch.zeros(1, target.channels, *size, device=next(backbone.parameters()).device)
+            blank = target.mean.new_zeros(1, target.channels, *size)
             with torch.no_grad():
                 target.positions(backbone.forward_features(blank))
             return

@@ -83,7 +83,7 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
 
 def check_stages(target: TargetModel, size: tuple[int, int], start: int) -> None:
     """Raise an UnsupportedModel unless the embedding depends on the maps of all stages from `start` on."""
-    blank = torch.zeros(1, len(target.mean), *size, device=target.mean.device)
+    blank = torch.zeros(1, len(target.mean), *size, device=target.mean.device, dtype=torch.float32)
     with record_stages(target, start) as record:
         embedding = target.embed(blank)
     maps = record.inputs[start:]

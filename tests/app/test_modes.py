@@ -29,6 +29,8 @@ from explainers.runtime import locks
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
 TENSORS = torch.from_numpy(IMAGES).permute(0, 3, 1, 2).contiguous()
+SLOW = ("GreedyOrder", "ScoreCAM", "ViTCX", "LIME")
+FAST = {"SmoothGrad": {"samples": 2}, "GradientSHAP": {"samples": 2}, "RISE": {"masks": 60}}
 CNN = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
 
 ROUTES = {
@@ -58,6 +60,43 @@ def test_every_mode_gives_the_same_heatmap(route):
         inside = ROUTES[route](model, target)
     assert torch.equal(inside, expected)
     assert torch.equal(ROUTES[route](model, target), expected)  # a model whose weights were made inside
+
+
+MODELS = {
+    "ViT": timm_model,
+    "CNN": lambda: as_target(timm_model("test_resnet"), image_size=32),
+    "plain": lambda: as_target(copy.deepcopy(CNN), mean=0.5, std=0.5, image_size=32),
+}
+
+
+@pytest.fixture
+def float64_by_default():
+    before = torch.get_default_dtype()
+    yield lambda: torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_default_type_of_tensors_changes_no_heatmap(kind, float64_by_default):
+    model, classes, found = MODELS[kind](), torch.tensor([1, 2]), []
+    for switch in (lambda: None, float64_by_default):
+        switch()
+        target = as_target(copy.deepcopy(model))
+        names = [name for name in posthoc.methods_for(target) if name not in SLOW]
+        built = {name: posthoc.build(name, target, target.grid, FAST.get(name)) for name in names}
+        found.append({name: method(TENSORS, classes) for name, method in built.items()})
+    for name, heatmaps in found[0].items():
+        spread = heatmaps.std().item() + 1e-6
+        torch.testing.assert_close(found[1][name].float(), heatmaps, rtol=1e-2, atol=1e-2 * spread, msg=name)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_default_device_changes_no_heatmap(route):
+    models = timm_model(), timm_model(as_target=True)
+    expected = ROUTES[route](*models)
+    with torch.device("meta"):  # the only other one that each machine has
+        assert torch.equal(ROUTES[route](*models), expected)
 
 
 def test_methods_for_gradients_of_stages_are_found_without_gradients():

@@ -13,7 +13,7 @@ from explainers.errors import InputError
 from explainers.models import TargetModel, as_target
 from explainers.models.fetching import create_model, load_target, pretrained_file, save_target, timm_model
 from explainers.models.heads import ProjectedHead, load_head
-from explainers.models.names import class_names
+from explainers.models.names import class_index, class_names, readable_names
 
 NAME = "test_vit2"
 
@@ -130,6 +130,28 @@ def test_the_prefix_of_what_held_the_model_is_taken_off_and_said(prefix, suffix,
     assert capsys.readouterr().err == said * 2
 
 
+HOLDERS = {
+    "weights.pth.tar": lambda own: {"epoch": 3, "state_dict": {f"module.{name}": own[name] for name in own}},
+    "weights.pkl": lambda own: own,
+    "model_state_dict.pt": lambda own: {"epoch": torch.tensor(3), "model_state_dict": own},
+    "net.pth": lambda own: {"net": own, "optimizer": {"state": {0: dict.fromkeys("abc", torch.ones(1))}}},
+    "net.model.pt": lambda own: {"net": {"model": own}, "acc": 0.9},
+    "network, not those of ema_network.pt": lambda own: {"network": own, "ema_network": own},
+    "ema.pt": lambda own: {"model": {name: 0 * own[name] for name in own}, "model_ema": own},
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_weights_are_found_in_what_holds_them(name, tmp_path, capsys):
+    own, file = model(num_classes=3), tmp_path / name
+    torch.save(HOLDERS[name](own.state_dict()), file)
+    loaded = timm_model(NAME, file)
+    assert same(loaded, own) and loaded.num_classes == 3
+    assert same(create_model(NAME, num_classes=3, checkpoint_path=str(file)), own)
+    said = f"{file}: the weights are those of {name.rpartition('.')[0]}\n" * 2
+    assert capsys.readouterr().err == ("" if name in ("weights.pth.tar", "weights.pkl", "ema.pt") else said)
+
+
 @pytest.mark.situation(18)
 def test_a_folder_and_a_repository_of_the_cache_are_models_as_in_timm(tmp_path, capsys):
     own = timm.create_model("test_vit", num_classes=2)
@@ -163,15 +185,54 @@ def test_weights_of_another_pooling_say_so(tmp_path):
         timm_model("test_vit", tmp_path / "weights.safetensors")
 
 
-@pytest.mark.parametrize("content", ["cat\nred fox\n", '["cat", "red fox"]', '{"0": "cat", "1": "red fox"}'])
-def test_names_of_classes_come_from_a_file(content, tmp_path):
-    file = tmp_path / ("names.txt" if content.startswith("cat") else "names.json")
-    file.write_text(content)
-    assert as_target(model(num_classes=2), classes=file).classes == ["cat", "red fox"]
-    for wrong, told in (('{"1": "cat"}', r"or \{index: name\}, got .*names.json"), ('["cat"]', "2 classes, got 1:")):
-        (tmp_path / "names.json").write_text(wrong)
-        with pytest.raises(InputError, match=told):
-            as_target(model(num_classes=2), classes=tmp_path / "names.json")
+NAMES = (
+    "cat\nred fox\n",
+    "\ufeffcat\r\nred fox\r\n\r\n \n",
+    '["cat", "red fox"]',
+    '\ufeff{"0": "cat", "1": "red fox"}',
+    '{"red fox": 1, "cat": 0}',
+    '{"0": ["n02123045", "cat"], "1": ["n02119022", "red fox"]}',
+    '{"model_type": "vit", "id2label": {"1": "red fox", "0": "cat"}, "label2id": {}}',
+    '{"class_to_idx": {"red fox": 1, "cat": 0}}',
+)
+
+
+def test_names_of_classes_come_from_a_file(tmp_path):
+    for content in NAMES:
+        file = tmp_path / ("names.json" if content.lstrip("\ufeff")[0] in "[{" else "names.txt")
+        file.write_text(content, encoding="utf-8")
+        assert as_target(model(num_classes=2), classes=file).classes == ["cat", "red fox"], content
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        (
+            "names.json",
+            '{"1": "cat"}',
+            r"or \{name: index\}, got .*names.json \(its indices are not 0 to 0, each once\)",
+        ),
+        ("names.json", '{"cat": 1, "dog": 1}', "its indices are not 0 to 1, each once"),
+        ("names.json", '["cat"]', r"2 classes, got 1 \('cat' to 'cat'\): give one for each logit"),
+        ("names.json", '{"cat": [1]}', "invalid literal"),
+        ("names.json", "[[1], 2]", "it holds no names"),
+        ("names.json", "3", "it holds no names"),
+        ("names.csv", "index,name\n0,cat\n1,dog", r"got 3 \('index,name' to '1,dog'\): give one .* in a line, or JSON"),
+        ("names.txt", "cat\n\nred fox\n", r"names.txt \(name 2 is blank\)"),
+    ],
+)
+def test_files_without_a_name_for_each_class_are_refused(file, content, told, tmp_path):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(InputError, match=told):
+        as_target(model(num_classes=2), classes=tmp_path / file)
+
+
+@pytest.mark.parametrize(("wnid", "index"), [("n02123045", 0), ("n02012849", 2), ("n03126707", 1)])
+def test_a_class_is_also_named_by_its_wnid(wnid, index):
+    names = readable_names(["n02123045", "n03126707", "n02012849"])  # a tabby, and the two cranes
+    assert class_index(wnid, names) == index
+    with pytest.raises(InputError, match="among the 3 classes of the model, got n01440764: name it by its index"):
+        class_index("n01440764", names)
 
 
 @pytest.mark.parametrize("file", ["https://example.org/weights.pth", "CHANGELOG.md"])

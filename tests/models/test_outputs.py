@@ -115,6 +115,11 @@ def test_what_wraps_a_module_is_taken_off_and_messages_name_the_module(capsys):
 @pytest.mark.parametrize(
     ("model", "settings", "told"),
     [
+        (
+            torch.export.export(nn.Conv2d(3, 4, 1), (torch.zeros(1, 3, 8, 8),)),
+            STATED,
+            "expected a model, .*, got ExportedProgram: give a torch.nn.Module, such as program.module",
+        ),
         (7, {"target": region}, "expected a model, or the name of a timm model, got int: give"),
         (partial(len), {}, "expected a model, or the name of a timm model, got builtin_function_or_method: give"),
         (partial(Two(), torch.zeros(1, 2)), STATED, "expected further inputs by name, as in functools.partial"),
@@ -132,6 +137,12 @@ def test_what_cannot_be_read_is_refused(model, settings, told):
 def test_a_function_that_returns_no_number_of_each_image_is_refused(read):
     with pytest.raises(InputError, match="^target= needs a function that returns one number for each image"):
         OutputReader(Segments(), read)(torch.zeros(2, 3, 32, 32))
+
+
+def test_a_function_that_fails_is_told_with_what_it_got():
+    told = "^target= needs a function of what Segments returns, a dict .'out'., got one that raises KeyError: 'masks': "
+    with pytest.raises(InputError, match=told):
+        as_target(Segments(), target=lambda output: output["masks"], **STATED)
 
 
 def test_a_module_without_logits_names_the_way_out():

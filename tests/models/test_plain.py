@@ -201,6 +201,11 @@ def test_black_boxes_have_the_maps_of_score_cam_and_no_gradients_for_others():
         assert str(error.value).endswith(": take one of LIME, Occlusion, RISE, ScoreCAM")
 
 
+class Cast(nn.Module):
+    def forward(self, x):
+        return x.half()
+
+
 class Locked(Net):
     def __init__(self):
         super().__init__()
@@ -231,8 +236,19 @@ WRONG = {
     "a sigmoid": (Net(lambda y: y.sigmoid()), "got probabilities of a sigmoid: leave out its sigmoid and give score=s"),
     "random": (Random(), "expected Random to give an image the same logits at every call .*F.dropout"),
     "batches": (OfBatch(), "expected OfBatch to give an image the same logits .* in every batch, got a difference"),
-    "half precision": (Net().half(), r"got Net, which raises RuntimeError: .*: give .* in float32 \(model.float\(\)\)"),
-    "an error inside": (Net(lambda y: {}[len(y)]), "expected a classifier .* got Net, which raises KeyError: 3: "),
+    "own casts": (
+        sequential(nn.Flatten(), Cast(), nn.Linear(768, 5)),
+        r"raises RuntimeError: .*: it has to take float32: give model.float\(\)",
+    ),
+    "channels": (nn.Sequential(nn.Conv2d(1, 3, 3), Net()), "to have 1 channels.*: give mean and std as one number for"),
+    "videos": (
+        nn.Sequential(nn.Conv3d(3, 4, 3), nn.Flatten(), nn.Linear(4, 5)),
+        "videos and volumes are not explained",
+    ),
+    "an error inside": (
+        Net(lambda y: {}[len(y)]),
+        "expected a classifier .* got Net, which raises KeyError: 1: it has",
+    ),
     "no weights": (Net().to("meta"), "expected Net with weights, got one on the meta device: load its weights"),
     "a lock": (Locked(), "expected a module that copy.deepcopy can copy, got Locked, which raises TypeError: cannot"),
 }
@@ -241,6 +257,44 @@ STATED_WRONGLY = [
     (dict.fromkeys(STATED), "^expected mean, .* Net was trained, got no mean and no std and no image_size: give as_t"),
     ({"image_size": 227}, "expected an image_size that patches of 2 to 16 pixels divide, got 227 × 227"),
 ]
+
+
+def few_at_once(most):
+    """A net that takes batches of a few images."""
+
+    def check(logits):
+        assert len(logits) <= most, f"Guard failed: {len(logits)} <= {most}"
+        return logits
+
+    return lively(lambda: Net(check)).eval()
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_a_module_that_takes_few_images_at_once_gets_no_more(most, capsys):
+    model, images = few_at_once(most), torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    target = as_target(model, **STATED)
+    with torch.no_grad():
+        expected = torch.cat([model(target.normalise(image[None])) for image in images])
+        torch.testing.assert_close(target(images), expected, rtol=1e-4, atol=1e-5)
+    found = {1: "1", 2: "1", 5: "4"}[most]  # halves of 3 and 8
+    told = [f"Net: takes at most {found} images at once, as more raise AssertionError: Guard failed: "]
+    assert [line[: len(told[0])] for line in capsys.readouterr().err.splitlines()] == told
+    for method in ("Occlusion", "Saliency", *(["GradCAM"] if most == 5 else [])):
+        heatmaps = posthoc.build(method, target, target.grid)(images[:4], torch.tensor([3, 0, 1, 2]))
+        alone = posthoc.build(method, target, target.grid)(images[3:4], torch.tensor([2]))
+        torch.testing.assert_close(heatmaps[3:], alone, rtol=1e-3, atol=1e-5)
+    assert "DeepLift" not in posthoc.methods_for(target)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", ["beginner", "scripted"])
+def test_modules_of_other_types_are_computed_in_float32(kind, dtype, images):
+    model = lively(KINDS[kind]).eval()
+    own = {name: value.to(dtype) for name, value in model.state_dict().items()}
+    found = as_target(copy.deepcopy(model).to(dtype), **STATED)
+    model.load_state_dict(own)
+    torch.testing.assert_close(found(images), as_target(model, **STATED)(images), rtol=1e-4, atol=1e-4)
+    assert next(found.parameters()).dtype == torch.float32
 
 
 def test_probabilities_are_explained_as_values_if_that_is_asked_for(images):

@@ -327,7 +327,7 @@ def test_modules_that_train_a_model_train_a_copy(build, target, grid):
     [
         ("vit_tiny_patch16_224", {"img_size": (24, 40)}, (24, 40), (3, 5)),
         ("swin_tiny_patch4_window7_224", SWIN | {"img_size": (32, 64)}, (32, 64), (2, 4)),
-        ("test_resnet", {}, (96, 64), (6, 4)),  # its config says 100 × 70 pixels, of which patches cover these
+        ("test_resnet", {}, (100, 70), (10, 7)),  # as its config says, in patches of 10 pixels
     ],
 )
 def test_the_grid_of_a_model_that_is_not_square(make_model, name, arguments, size, shape):
