@@ -158,9 +158,10 @@ def _build_explainers(
 ) -> dict[str, Explainer]:
     """Name → explainer; those of a list are named after their methods."""
     if isinstance(explainers, Mapping):
-        arrays = (Tensor, np.ndarray, list, tuple)
         return {
-            name: SavedHeatmaps(each, name) if isinstance(each, arrays) else choose(session.target, each)[0]
+            name: SavedHeatmaps(each, name)
+            if isinstance(each, Tensor | np.ndarray | list | tuple)
+            else choose(session.target, each)[0]  # type: ignore[arg-type]  # no other sequences
             for name, each in explainers.items()
         }
     if isinstance(explainers, str) or not isinstance(explainers, Sequence):
