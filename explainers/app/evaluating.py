@@ -153,9 +153,7 @@ def add_default_methods(session: Session) -> list[Session]:
     return sessions
 
 
-def _build_explainers(
-    session: Session, explainers: Mapping[str, Method | Heatmaps] | Sequence[Method]
-) -> dict[str, Explainer]:
+def _build_explainers(session: Session, explainers: Mapping[str, Any] | Sequence[Method]) -> dict[str, Explainer]:
     """Name → explainer; those of a list are named after their methods."""
     if isinstance(explainers, Mapping):
         return {
