@@ -54,8 +54,8 @@ class ResultsFile:
 
     The file holds `results`, `columns`, `identity` (see `EvaluationModule`), `settings` and the fingerprint of the
     `data` of every task, the resolved `config`, the hashes of the `files` that the config names, and `runs`: for each
-    command its versions, devices and what it `measured`; the last of them that measured a row gave its numbers. The
-    numbers of single images are in a file beside it, see `write_scores`.
+    command its versions, devices and what it `measured`. If earlier results are dropped, the earlier file is copied to
+    results_earlier.json. The numbers of single images are in a file beside it, see `write_scores`.
 
     Args:
         path: path of results.json.
@@ -86,6 +86,9 @@ class ResultsFile:
             names = self._find_unchanged(task, list(rows), known[task], now.get(task)) if task in known else []
             self.kept |= {task: names} if names else {}
         kept = list(self.kept)
+        if any(rows.keys() - self.kept.get(task, ()) for task, rows in earlier.get("results", {}).items()):
+            write_atomically(path.with_name("results_earlier.json"), path.read_text())
+            write_scores(path.with_name("results_earlier.json"), load_scores(path, earlier["results"]))
         self.settings = {task: known[task] for task in kept} | now
         record = {"command": sys.argv, "python": platform.python_version()}
         self.record: dict[str, Any] = record | {"packages": versions(), "devices": devices(), "measured": {}}
@@ -95,7 +98,7 @@ class ResultsFile:
             "config": config | {"tasks": config["tasks"] | tasks},
             "files": {path: earlier["files"][path] for path in earlier.get("files", {}) if kept} | hashes,
             "data": {task: earlier["data"][task] for task in kept} | {task: data.get(task, {}) for task in now},
-            "runs": [*(earlier["runs"] if kept else ()), self.record],
+            "runs": [*self._earlier_runs(earlier), self.record],
             **{part: {task: earlier[part][task] for task in kept} for part in ("identity", "columns", "settings")},
             "results": rows,
         }
@@ -126,6 +129,17 @@ class ResultsFile:
         """Hash of the settings of what this command measures on a task."""
         settings = self.settings[task]["shared"], self.missing(task), self.settings[task]["explainers"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def _earlier_runs(self, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The records of the earlier commands, without the rows that are measured again."""
+        records = []
+        for record in earlier.get("runs", ()):
+            parts = {
+                task: [name for name in names if name in self.kept.get(task, ())]
+                for task, names in record.get("measured", {}).items()
+            }
+            records.append(record | {"measured": {task: names for task, names in parts.items() if names}})
+        return [record for record in records if record["measured"]]
 
     def print_changes(self) -> None:
         """Print a line for each task with earlier results: what is measured again, and why."""

@@ -98,7 +98,7 @@ def test_what_has_an_effect_on_the_numbers_measures_all_again_and_is_named(path,
     assert capsys.readouterr().out.count(key) == 2
     file.add("odd", Measured({"tve": {"fidelity_plus": 7}}, {}))
     assert written(path)["results"] == {"odd": {"tve": {"fidelity_plus": 7}}}
-    assert len(written(path)["runs"]) == 1
+    assert (path.parent / "results_earlier.json").read_text() == before
 
 
 def test_an_explainer_that_is_added_is_the_only_one_to_be_measured(path):
@@ -113,6 +113,7 @@ def test_an_explainer_that_is_added_is_the_only_one_to_be_measured(path):
     assert content["results"]["odd"]["tve"] == {"fidelity_plus": 0}
     assert [record["measured"] for record in content["runs"]] == [BOTH, {"odd": ["chance", "GAE", "RISE(masks=8)"]}]
     assert ResultsFile(path, config, DATA).missing("odd") is None
+    assert not (path.parent / "results_earlier.json").exists()
 
 
 def test_an_explainer_of_other_settings_is_the_only_one_to_be_measured_again(path):
@@ -125,6 +126,7 @@ def test_an_explainer_of_other_settings_is_the_only_one_to_be_measured_again(pat
     assert file.kept == {"odd": ["chance"]} and file.missing("odd") == ["tve"]
     assert file.missing("loop") == ["tve", "chance"]
     assert file.changed["tve on odd"] == "explainers.tve.network.width: 24 → 48"
+    assert written(path.with_name("results_earlier.json"))["results"]["odd"].keys() == {"tve", "chance"}
 
 
 def test_the_explainer_to_compare_with_counts_for_all(path):
@@ -155,7 +157,7 @@ def test_a_task_of_other_settings_is_measured_again_and_the_others_are_not(path)
     assert content["results"]["odd"]["tve"]["fidelity_plus"] == 7
     assert content["config"]["tasks"]["odd"]["data"]["limit"] == 6
     assert content["data"] == more
-    assert [record["measured"] for record in content["runs"]] == [BOTH, {"odd": ["tve"]}]
+    assert [record["measured"] for record in content["runs"]] == [{"loop": ["tve"]}, {"odd": ["tve"]}]
 
 
 def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
@@ -164,6 +166,7 @@ def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
     file.add("digit", Measured({}, {}))
     content = written(path)
     assert content["results"].keys() == content["config"]["tasks"].keys() == {"digit", "odd", "loop"}
+    assert not (path.parent / "results_earlier.json").exists()
 
 
 @pytest.mark.parametrize("key", ["explainers.tve.weights", "tasks.odd.head", "target.checkpoint_path"])

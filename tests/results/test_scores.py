@@ -60,6 +60,7 @@ def test_what_is_measured_afresh_replaces_all(path):
     measured(path, ["chance"], ["loop"], fresh=True, add=2)
     scores = read_scores([path])
     assert scores.keys() == {"loop"} and scores["loop"].rows.keys() == {"chance"}
+    assert read_scores([path.with_name("results_earlier.json")])["odd"].rows.keys() == {"tve"}
     torch.testing.assert_close(scores["loop"].rows["chance"]["fidelity_plus"], torch.tensor(VALUES["loop"]) + 2)
 
 
