@@ -92,7 +92,9 @@ class Store:
         arrays = {name: as_stored(name, values.detach().cpu(), positions) for name, values in rows.items()}
         if not self.arrays and not self._types.exists():
             with atomic(self._types) as unfinished:
-                unfinished.write_text(json.dumps({name: str(array.dtype) for name, array in arrays.items()}))
+                unfinished.write_text(
+                    json.dumps({name: str(array.dtype) for name, array in arrays.items()}), encoding="utf-8"
+                )
         for name, array in arrays.items():
             if name not in self.arrays:
                 self.arrays[name] = self._open(name, (self.size, *array.shape[1:]), array.dtype)
@@ -117,7 +119,7 @@ class Store:
 
     def _read_types(self) -> dict[str, str]:
         try:
-            types = json.loads(self._types.read_text())
+            types = json.loads(self._types.read_text(encoding="utf-8"))
             return {name: str(np.dtype(dtype)) for name, dtype in types.items()}
         except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(self._types, "the types of the arrays", "no file, or a damaged one") from error

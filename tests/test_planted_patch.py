@@ -45,6 +45,9 @@ class OnePatch(nn.Module):
     def forward_head(self, features, pre_logits):
         return features
 
+    def forward(self, images):
+        return self.fc(self.forward_features(images))
+
     def forward_intermediates(self, images, indices, output_fmt):
         return self.forward_features(images), [F.pixel_unshuffle(images, GRID.patch_size)]
 

@@ -193,7 +193,8 @@ class EvidenceStore:
 
     def stamps(self) -> list[Stamp]:
         """See `stamp`, of the files of all images when their evidence was taken; empty if they were in memory."""
-        return [each for path in self._paths(self.own) for each in read_header(path, KIND)["files"]]
+        own = read_header(self._path(0), KIND)
+        return [each for path in self._paths(own) for each in read_header(path, KIND)["files"]]
 
     def listing(self) -> dict[str, int]:
         """Name → label of all images, in the order of their numbers; empty if it is not known."""

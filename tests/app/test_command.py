@@ -252,7 +252,7 @@ def test_a_signal_while_a_picture_is_written_leaves_no_half_of_it(number, run, f
 def test_a_full_disk_gives_one_line_and_no_half_of_a_file(command_line, run, folder, monkeypatch):
     before = written(folder)
 
-    def full(file, content, *_):
+    def full(file, content, *_, **__):
         file.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -183,7 +183,10 @@ def test_auto_takes_a_trained_explainer_that_is_shipped_for_the_backbone(target,
         assert explanation.method == "AnyHead"
         torch.testing.assert_close(explanation.heatmap, anyhead(explanation.image[None])[0])
     assert not capsys.readouterr().err
-    with pytest.raises(InputError, match=r"for which anyhead is shipped \(vit.tag\), got .* with other weights: train"):
+    with pytest.raises(
+        InputError,
+        match=r"for which anyhead is shipped \(vit.tag\), got .* with other weights, hooks or replaced methods: train",
+    ):
         Session(timm_model(as_target=True, seed=3), "anyhead")
 
 
