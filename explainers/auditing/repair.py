@@ -25,9 +25,6 @@ from explainers.saved.identity import Identity
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Strengths among which `repair` chooses. A class of a thousand needs a small one, one of two a large one."""
 
-LARGEST = 1e6
-"""Largest strength: a larger one takes no more out, and only adds errors of rounding."""
-
 RIDGE = 1e-3
 """Share of the mean second moment that is added to all directions, for those that no other patch has."""
 
@@ -181,7 +178,7 @@ def repair(
     target: TargetModel = explainer.target
     if strength is not None:
         check_positive(strength=strength)
-        check_range(0, LARGEST, strength=strength)
+        check_range(0, 1e6, strength=strength)  # a larger one only adds errors of rounding
     check_groups(groups, len(centres.classes))
     classes = sorted({int(centres.classes[group]) for group in groups})
     members = Members(explainer, centres, groups)
