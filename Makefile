@@ -35,7 +35,7 @@ setup: .venv/ready .venv/ffcv ## install everything into .venv; does nothing if 
 
 ffcv: .venv/ffcv ## build FFCV, after its system packages were installed
 
-peers: .venv/peers ## install Quantus, pytorch-grad-cam, zennit, LXT and shapiq, with which tests compare
+peers: .venv/peers ## install Quantus, pytorch-grad-cam, zennit and LXT, with which tests compare
 
 .venv/peers: .venv/ready requirements-peers.txt
 	$(BIN)/uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-peers.txt
@@ -112,7 +112,7 @@ lock: .venv/ready ## update requirements*.txt to the newest versions that setup.
 	printf 'ffcv==1.0.2\nopencv-python-headless\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
 	  --no-annotate --python-version 3.11 - -c requirements.txt --override <(echo 'opencv-python; python_version < "3"') \
 	  -o requirements-ffcv.txt
-	printf 'quantus\ngrad-cam\nopencv-python-headless\nzennit<1\nlxt\nshapiq<1.5\nlightgbm\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
+	printf 'quantus\ngrad-cam\nopencv-python-headless\nzennit<1\nlxt\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
 	  --no-annotate --python-version 3.11 - -c requirements.txt -c requirements-ffcv.txt \
 	  --override <(printf 'opencv-python; python_version < "3"\nbitsandbytes; python_version < "3"\n') -o requirements-peers.txt
 	printf 'mkdocs-material\nmkdocstrings[python]\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \

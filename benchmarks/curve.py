@@ -1,15 +1,15 @@
-"""Fidelity against the number of masked passes: refined explainers beside KernelSHAP, LIME, RISE and GreedyOrder.
+"""Fidelity against the number of masked passes: refined explainers beside KernelSHAP, LIME and RISE.
 
     python benchmarks/curve.py --data data/imagenet_val --weights vit_tiny.safetensors --images 50 --bf16 \
         --removals zero drop --passes 16 64 256 1024 --output curve.json --figure curve.png
-    python benchmarks/curve.py ... --explainers shapiq-KernelSHAP LiMA --methods GAE --output others.json
+    python benchmarks/curve.py ... --explainers AnyHead --methods GAE --output others.json
     python benchmarks/curve.py --read curve.json others.json --figure curve.png      # joins the files of two commands
 
 Every batch of images is written to the output when it is finished; the same command continues. `AnyHead`,
 `DecompX-PLUS` (any method of `explainers.posthoc`) and `none` are priors of `explainers.refine`. Other explainers make
-as many passes as `--passes` says, and GreedyOrder a fixed number; those of `ANCHORS` and `--methods` are counted. Files
-of other `--removals` or `--passes` can be joined. The yardstick is Spearman's correlation over patches with the
-heatmaps of the most passes, for explainers of one pass; `halves` is that of two fits to half of the pairs each.
+as many passes as `--passes` says; those of `--methods` are counted. Files of other `--removals` or `--passes` can be
+joined. The yardstick is Spearman's correlation over patches with the heatmaps of the most passes, for explainers of one
+pass; `halves` is that of two fits to half of the pairs each.
 `--explainers cost` measures the time of `refine` relative to its masked passes alone.
 """
 
@@ -27,8 +27,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
 import explainers
-from benchmarks.curve_anchors import ANCHORS, explain_once
-from benchmarks.curve_heatmaps import BASELINES, Batch, halves, refine_heatmaps, seconds
+from benchmarks.curve_heatmaps import BASELINES, Batch, explain_once, halves, refine_heatmaps, seconds
 from benchmarks.curve_tables import draw_figure, join_files, tables
 from benchmarks.explain import device_name
 from datamodules.ilsvrc import imagenet_boxes
@@ -80,9 +79,8 @@ def measure_explainer(
     if name == "cost":
         return {"cost": seconds(build_explainer("AnyHead", batch.target, options.anyhead), batch) if first else {}}
     numbers: dict[str, Any] = {}
-    if name in ANCHORS or name in options.methods:
-        method = None if name in ANCHORS else build_explainer(name, batch.target, options.anyhead)
-        heatmaps, spent = ANCHORS[name](batch) if method is None else explain_once(method, batch)
+    if name in options.methods:
+        heatmaps, spent = explain_once(build_explainer(name, batch.target, options.anyhead), batch)
         numbers["spent"] = {str(passes): counts for passes, counts in spent.items()}
     elif name in BASELINES:
         heatmaps = BASELINES[name](batch)

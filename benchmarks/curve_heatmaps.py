@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.greedy_order import GreedyOrder
+from explainers.evaluation.passes import explain
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.agreement import spearman
 from explainers.models import TargetModel
@@ -48,6 +48,10 @@ class Batch:
 
 Heatmaps = dict[int, Tensor]
 """Number of passes → heatmaps, (B, rows, columns)."""
+Spent = dict[int, list[int]]
+"""Key of the heatmaps → passes of every image."""
+ASKED = 0
+"""Key of heatmaps whose number of passes is not chosen."""
 
 
 def refine_heatmaps(prior: Any, batch: Batch, fit: Any = "ranking", seed: int = 0) -> tuple[Heatmaps, Refinement]:
@@ -119,15 +123,15 @@ def rise(batch: Batch, seed: int = 0) -> Heatmaps:
     return batch.kept["RISE"]
 
 
-def greedy(batch: Batch) -> Heatmaps:
-    """Heatmaps of `GreedyOrder`, whose number of passes follows from the grid."""
-    explainer = GreedyOrder(batch.target, batch.grid, batch.removal, chunk_size=batch.chunk_size)
-    return {explainer.forward_passes: explainer(batch.images, batch.classes)}
-
-
-BASELINES: dict[str, Callable[[Batch], Heatmaps]] = {}
-BASELINES |= {"KernelSHAP": kernel_shap, "LIME": lime, "RISE": rise, "GreedyOrder": greedy}
+BASELINES: dict[str, Callable[[Batch], Heatmaps]] = {"KernelSHAP": kernel_shap, "LIME": lime, "RISE": rise}
 """Name → heatmaps of an explainer that has no prior."""
+
+
+def explain_once(method: Any, batch: Batch) -> tuple[Heatmaps, Spent]:
+    """Heatmaps of an explainer as it is, and its counted forward passes; backward passes are not counted."""
+    explanation, passes, _, _ = explain(method, batch.target, batch.images, batch.classes)
+    count = len(batch.images)
+    return {ASKED: explanation.heatmaps.detach()}, {ASKED: [passes // count] * count}
 
 
 def _scores(batch: Batch, keep: Tensor) -> Tensor:

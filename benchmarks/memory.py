@@ -13,20 +13,24 @@ up to the same number of images by `trainer.accumulate_grad_batches`; each value
 """
 
 import argparse
+import gc
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.profiler import profile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.comparison import peak_memory
-from benchmarks.explain import CONFIGS
+from benchmarks.explain import CONFIGS, wait
 from benchmarks.fake_steps import Account, Steps, account, build, compose_config, make_batch
 from benchmarks.fake_tensors import count_bytes
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler warns about missing GPUs
 GIB = 2**30
 CARD = 23.5
 """GiB that PyTorch can use of a GPU of 24 GB, such as an RTX A5000 without ECC: an assumption."""
@@ -126,6 +130,23 @@ def table(names: Sequence[str]) -> Iterator[str]:
     )
     for name in names:
         yield row(name)
+
+
+def peak_memory(call: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:
+    """The result of a call, and its peak memory in bytes, without what was allocated before."""
+    gc.collect()  # garbage of earlier calls, freed during this call, would lower its peak
+    if device.type == "cuda":
+        wait(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        result = call()
+        return result, torch.cuda.max_memory_allocated(device) - before
+    with profile(profile_memory=True, use_kineto=False) as profiler:
+        result = call()
+    events: Any = profiler.kineto_results
+    in_order = sorted(events.events(), key=lambda event: event.start_ns())
+    sizes = torch.tensor([0, *(event.nbytes() for event in in_order if event.name() == "[memory]")])
+    return result, int(sizes.cumsum(0).max())
 
 
 def compare_step(overrides: Sequence[str], device: str) -> tuple[float, float]:

@@ -50,13 +50,9 @@ parts() { # likewise the other rows; for paths=direct the second command also ne
     ~tasks.imagenette ~tasks.cats_vs_dogs ~tasks.cifar10 figures=[] explainers.anyhead.weights=runs/anyhead_1100/explainer.safetensors name=ablation_1100
 }
 
-curve() { # after `make peers`, for shapiq
+curve() { # curve_anchors_*.json, with shapiq and PhaseWin, and GreedyOrder: the same command in commit fb778bd5, after `make peers`
   C="python benchmarks/curve.py --data data/imagenet_val --weights vit_tiny_patch16_224.augreg_in1k.safetensors --bf16"
   $C --output docs/results/curve.json
-  for REMOVAL in zero drop; do
-    $C --passes 16 64 256 --removals $REMOVAL --explainers shapiq-KernelSHAP shapiq-Permutations PhaseWin \
-      --methods AttnLRP-PLUS IntegratedGradients --output docs/results/curve_anchors_$REMOVAL.json
-  done
   python benchmarks/curve.py --read docs/results/curve.json docs/results/curve_anchors_zero.json docs/results/curve_anchors_drop.json \
     --figure docs/results/curve.png
 }

@@ -1,4 +1,4 @@
-# The commands behind docs/results/speed.md, from the root of the project: bash docs/results/speed.sh tve|anyhead|methods|peers|steps|computed
+# The commands behind docs/results/speed.md, from the root of the project: bash docs/results/speed.sh tve|anyhead|steps|computed
 set -e
 
 tve() {
@@ -15,17 +15,6 @@ anyhead() {
   done
 }
 
-methods() {
-  python benchmarks/posthoc.py --threads 1 --precision fp32
-  python benchmarks/posthoc.py --threads 1 --precision bf16
-}
-
-peers() { # after `make peers`
-  python benchmarks/kernelshap.py --threads 1 --target-size digits --images 4 --rounds 3
-  python benchmarks/metrics.py --threads 1
-  python benchmarks/loaders.py
-}
-
 steps() {
   OMP_NUM_THREADS=1 python train.py experiment=demo/tve debug=profile target=vit_tiny target.model.pretrained=false cache=none \
     module.loss.patches_per_image=1 data.batch_size=8 'data.size={train:80,val:8,test:8}'
@@ -35,8 +24,6 @@ steps() {
 computed() {
   python benchmarks/memory.py
   python benchmarks/memory.py --check
-  python benchmarks/scaling.py --table flops --table days --table rows --table traffic
-  python benchmarks/scaling.py --table beton --images data/imagenet_samples
 }
 
 "$1"

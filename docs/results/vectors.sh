@@ -1,5 +1,5 @@
-# The commands behind docs/results/vectors.md, from the root of the project: bash docs/results/vectors.sh real|parts|digits|transfers
-# `real` and `parts` need data/{imagenet_samples,imagenette,caltech,cats_vs_dogs,cifar10}; `transfers` needs `real` and `digits`.
+# The commands behind docs/results/vectors.md, from the root of the project: bash docs/results/vectors.sh real|digits|transfers
+# `real` needs data/{imagenet_samples,imagenette,caltech,cats_vs_dogs,cifar10}; `transfers` needs `real` and `digits`.
 set -e
 DEIT="weights=deit_tiny_patch16_224.in1k.fp16.safetensors"
 W112="weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed"
@@ -40,13 +40,6 @@ real() { # of ViT-Tiny, or `real deit` of DeiT-Tiny: the same commands
   CURVES="" # the sweeps of λ₂
   for t in $TASKS; do CURVES="$CURVES,$t:runs/${PREFIX}vector_$t/csv/version_0/metrics.csv"; done
   python eval.py results.files=[] name=vectors_real$SUFFIX figures=lambdas "figures.lambdas.files={${CURVES:1}}"
-}
-
-parts() {
-  for t in cats_vs_dogs cifar10; do
-    python benchmarks/vector_parts.py --weights vit_tiny_patch16_224.augreg_in1k.safetensors --precision bf16 \
-      --source runs/studies_vector_source/model.safetensors --onto runs/${t}_predicting/model.safetensors --data data/$t
-  done
 }
 
 digits() {

@@ -1,4 +1,4 @@
-# The commands behind docs/results/words.md, from the root of the project: bash docs/results/words.sh texts|likeness|prompts|pictures
+# The commands behind docs/results/words.md, from the root of the project: bash docs/results/words.sh texts|likeness|pictures
 set -e
 W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data"
 A=explainers/shipped/vit_tiny_patch16_224.augreg_in21k_ft_in1k/anyhead/explainer.safetensors
@@ -16,11 +16,6 @@ likeness() {
     data.root=data/imagenet_samples data.val.limit=40 module.loss.functionals=images trainer.precision=bf16-mixed logger=csv name=anyhead_fastvit
   python benchmarks/likeness.py --model fastvit_t8 --weights fastvit_t8.reparam.fp16.safetensors --reparameterised --gallery data/imagenette/train data/caltech \
     --root data/ecssd --explainer runs/anyhead_fastvit --limit 200
-}
-
-prompts() {
-  python benchmarks/prompts.py --target clip_vit_b32 --target clip_vit_b16 --threads 1 --batch-size 2 --prompts 1 10 1000
-  python benchmarks/prompts.py --target vit_tiny --target vit_base --threads 1 --batch-size 4 --prompts 1 10 1000
 }
 
 pictures() { # words.jpg and likeness.jpg

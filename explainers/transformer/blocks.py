@@ -94,7 +94,7 @@ def readout(target: TargetModel, num_tokens: int) -> Tensor:
             "a ViT, or a method without attention maps, such as InputXGradient-PLUS, GradCAM or ViTCX",
         )
     pooling = getattr(backbone, "global_pool", "token")
-    weights = target.mean.new_zeros(num_tokens)
+    weights = torch.zeros(num_tokens, dtype=target.mean.dtype, device=target.mean.device)
     if target.distilled or pooling == "token":
         weights[: 1 + target.distilled] = 1
     elif pooling == "avg":

@@ -29,7 +29,7 @@ from explainers.runtime import locks
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
 TENSORS = torch.from_numpy(IMAGES).permute(0, 3, 1, 2).contiguous()
-SLOW = ("GreedyOrder", "ScoreCAM", "ViTCX", "LIME")
+SLOW = ("ScoreCAM", "ViTCX", "LIME")
 FAST = {"SmoothGrad": {"samples": 2}, "GradientSHAP": {"samples": 2}, "RISE": {"masks": 60}}
 CNN = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
 

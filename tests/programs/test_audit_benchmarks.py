@@ -8,9 +8,7 @@ import torch
 from PIL import Image
 
 from benchmarks.audit_faults import FAULTS, paste_on
-from benchmarks.audit_findings import move
 from benchmarks.audits import POOL, Found, draw_photos, judge
-from explainers.models.scores import log_odds
 
 
 @pytest.mark.parametrize("name", [*FAULTS, "background"])
@@ -42,21 +40,3 @@ def test_groups_are_judged_by_masks_and_draws_are_exact():
     for label in (0, 1):
         members = drawn.fit[drawn.fit % 2 == label]
         assert (drawn.variants[members] == label).sum() == round(0.95 * len(members))
-
-
-def test_moved_patches_are_those_of_the_donor(target):
-    receivers, donors = torch.randint(0, 256, (2, 2, 3, *target.grid.size), dtype=torch.uint8)
-    patches = torch.zeros(2, target.grid.num_patches, dtype=torch.bool)
-    patches[:, 1] = True
-    mixed, side = receivers.clone(), target.grid.patch_size
-    mixed[:, :, :side, side : 2 * side] = donors[:, :, :side, side : 2 * side]
-    with torch.no_grad():
-        whole, moved = (
-            log_odds(target.classify(target.embed(target.normalise(each))), torch.tensor([1, 1]), target.score)
-            for each in (receivers, mixed)
-        )
-    found = move(target, target.grid, patches, receivers, (donors, donors), 1)
-    assert found["group"]["mean"] == pytest.approx((moved - whole).mean().item(), abs=1e-5) != 0
-    assert found["difference"]["mean"] == 0 and found["difference"]["images"] == 2
-    found = move(target, target.grid, patches, receivers, (donors, receivers), 1)
-    assert found["same_places"]["mean"] == 0 and found["difference"]["mean"] == found["group"]["mean"]

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from benchmarks.curve_heatmaps import BASELINES, Batch, halves, refine_heatmaps
+from benchmarks.curve_heatmaps import ASKED, BASELINES, Batch, explain_once, halves, refine_heatmaps
 from benchmarks.curve_tables import draw_figure, join_files, tables
 from explainers.errors import InputError
-from explainers.posthoc import LIME, RISE
+from explainers.posthoc import LIME, RISE, Occlusion
 from explainers.refinement import refine
 from explainers.shapley import KernelSHAP
 
@@ -40,6 +40,13 @@ def test_refined_heatmaps_are_those_of_refine(target, grid, images):
 def test_halves_of_the_passes_agree_on_an_additive_model(additive, images):
     target, _ = additive
     assert halves(refine(None, images, CLASSES, 120, target=target)).min() > 0.9
+
+
+def test_a_method_as_it_is_has_its_heatmaps_and_counted_passes(target, grid, images):
+    method = Occlusion(target, grid)
+    heatmaps, spent = explain_once(method, Batch(target, grid, images, CLASSES, [16]))
+    torch.testing.assert_close(heatmaps[ASKED], method(images, CLASSES))
+    assert spent[ASKED] == [method.forward_passes] * 5
 
 
 def results(**numbers):
