@@ -124,8 +124,5 @@ def to_half(values: Tensor, kind: str, model: str) -> Tensor:
     """Convert values to float16 on the CPU; an InputError for what is not finite, or beyond ±65504, there."""
     halves = values.half().cpu()
     if not halves.isfinite().all():
-        raise InputError(
-            f"expected {kind} within ±65504 of {model}, got NaN or larger ones: check its weights, and compute in"
-            " float32 without autocast"
-        )
+        raise InputError(f"expected {kind} of {model} within ±65504, got larger ones or NaN: check its weights")
     return halves

@@ -93,10 +93,7 @@ def _read_resize(name: str, fields: Mapping[str, Any]) -> ImageTransform:
         )
     others = fields.get("do_pad") or "longest_edge" in size
     if not fields.get("do_resize", True) or others or fraction > 1 or not even:
-        raise InputError(
-            "processor= needs one that resizes photos to a height and width or their short side, and pads none,"
-            f" got {name} with size {dict(size)}"
-        )
+        raise InputError(f"processor= needs one that resizes photos and pads none, got {name} with size {dict(size)}")
     interpolation = Image.Resampling(int(fields["resample"])).name.lower()
     return ImageTransform(seen, resize, fraction, interpolation, rounds=False)
 

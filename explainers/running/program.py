@@ -71,23 +71,7 @@ Experiments; the head of configs/experiment/NAME.yaml says what one needs, how l
 
 {experiments}
 
-Options:
-
-{options}
-
-All of them: {page}"""
-
-OPTIONS = {
-    "--cfg job": "prints the config, with all keys that can be set",
-    "--hydra-help": "lists the flags of Hydra, which composes the config",
-    "GROUP=NAME": "takes another file of configs/GROUP, or name in configs/names: target=vit_tiny",
-    "weights=FILE": "reads the target's weights from a file",
-}
-OWN_OPTIONS = {
-    "train.py": {"debug=fast": "one batch: does it run?", "-m KEY=A,B": "a sweep: one run for each value"},
-    "eval.py": {"tasks=[A,B] methods=[C,D]": "what to measure: names of data, and of `explainers list`"},
-}
-PAGES = {"train.py": "docs/training.md", "eval.py": "docs/evaluation.md"}
+{options}"""
 
 
 def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
@@ -96,7 +80,7 @@ def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
     Args:
         program: the decorated function.
         configs: folder of the config files.
-        what: what the program does, for `--help`.
+        what: what the program does, and its options in further paragraphs, for `--help`.
     """
     if {"--help", "-h"} & set(sys.argv[1:]):
         print(format_help(Path(sys.argv[0]).name, what, configs))
@@ -144,9 +128,9 @@ def format_help(program: str, what: str, configs: Path) -> str:
             text = head.partition("\n# ")[2].replace("\n# ", " ")
             name = path.relative_to(folder).with_suffix("").as_posix()
             experiments[name] = re.split(r"\.\s|(?<=\?)\s", text)[0]  # the first sentence
-    options = format_rows(OPTIONS | OWN_OPTIONS[program])
+    first, _, options = what.partition("\n\n")
     rows = format_rows(experiments)
-    return HELP.format(program=program, what=what, experiments=rows, options=options, page=PAGES[program])
+    return HELP.format(program=program, what=first, experiments=rows, options=options.rstrip())
 
 
 def format_rows(table: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
 """The record of a run in its folder: config, versions and hashes of weight files, which a resumed run must share."""
 
+import copy
 import json
 import math
 import os
@@ -99,14 +100,13 @@ def leave_out(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     >>> leave_out({"seed": 0, "trainer": {"devices": 2, "precision": "32-true"}}, ["seed", "trainer.devices"])
     {'trainer': {'precision': '32-true'}}
     """
-    below: dict[str, list[str]] = {}
-    for first, _, rest in (key.partition(".") for key in keys):
-        below.setdefault(first, []).append(rest)
-    kept = {name: value for name, value in config.items() if "" not in below.get(name, ())}
-    return {
-        name: leave_out(value, below[name]) if name in below and isinstance(value, dict) else value
-        for name, value in kept.items()
-    }
+    kept: dict[str, Any] = copy.deepcopy(dict(config))
+    for *places, name in (key.split(".") for key in keys):
+        node = kept
+        for place in places:
+            node = node.get(place) or {}
+        node.pop(name, None)
+    return kept
 
 
 def read_file(path: Path, parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:

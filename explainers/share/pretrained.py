@@ -75,10 +75,7 @@ class Pretrained:
         known = Path(source).exists() or str(source).startswith(HUB)
         explainer = load(source if known else f"{HUB}{source}", target, revision, network)
         if not isinstance(explainer, cls):
-            raise InputError(
-                f"expected {cls.__name__} in {source}, got {type(explainer).__name__}: use explainers.load, which reads"
-                " the class from the file"
-            )
+            raise InputError(f"expected {cls.__name__} in {source}, got {type(explainer).__name__}: use load")
         return explainer
 
     def save_pretrained(

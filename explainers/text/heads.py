@@ -163,10 +163,7 @@ class TextHead(nn.Module):
 
 def _check_width(wanted: int, width: int) -> None:
     if wanted != width:
-        raise InputError(
-            f"expected embeddings of width {wanted}, for which this text head was made, got {width}: take the text head"
-            " of this backbone"
-        )
+        raise InputError(f"expected embeddings of width {wanted}, got {width}: take the text head of this backbone")
 
 
 def clip_text_head(

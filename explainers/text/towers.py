@@ -112,10 +112,7 @@ def _check_width(target: TargetModel, model: str) -> None:
             f" {shared} to {shared}: that is not supported; take another"
         )
     if shared not in (own, target.embed_dim):
-        raise InputError(
-            f"expected image and text embeddings of one width, got {own} of {target.name} and {shared} of {model}: take"
-            " towers of one model"
-        )
+        raise InputError(f"expected towers of one model, got widths {own} of {target.name} and {shared} of {model}")
 
 
 def _check_activation(target: TargetModel, tower: TextTower) -> None:

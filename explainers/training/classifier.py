@@ -52,10 +52,7 @@ class Classifier(TrainingModule):
 
     def _make_head(self, num_classes: int) -> None:
         if num_classes < 2:
-            raise InputError(
-                f"expected at least 2 classes to tell apart, got {num_classes}: add images of another class, or correct"
-                " module.num_classes"
-            )
+            raise InputError(f"expected at least 2 classes to tell apart, got {num_classes}: add images of another")
         self.num_classes = num_classes
         self.target.head = nn.Linear(self.target.embed_dim, num_classes)
 
@@ -63,10 +60,7 @@ class Classifier(TrainingModule):
         """Check `num_classes` against the datamodule, or take it from there and build the head."""
         names = list(getattr(getattr(self.trainer, "datamodule", None), "classes", ()))
         if self.num_classes is None and not names:
-            raise InputError(
-                "expected images of known classes, got a data set that names none: take labelled images (data=folder),"
-                " or set module.num_classes"
-            )
+            raise InputError("expected images of known classes (data=folder), or module.num_classes, got neither")
         self.target.classes = names
         if self.num_classes is None:
             self._make_head(len(names))

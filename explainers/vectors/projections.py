@@ -100,10 +100,7 @@ def some_images(data: Any, split: str, limit: int, batch_size: int = 32) -> Iter
     """
     check_positive(limit=limit, batch_size=batch_size)
     if not hasattr(data, "dataset"):
-        raise InputError(
-            f"expected data that reads single images, got {type(data).__name__}: take a folder of images, such as"
-            " data=imagenet_folder"
-        )
+        raise InputError(f"expected data that reads single images, got {type(data).__name__}: take imagenet_folder")
     dataset = data.dataset(split)
     count = min(limit, len(dataset))
     images = Subset(dataset, [i * len(dataset) // count for i in range(count)])

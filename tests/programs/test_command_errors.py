@@ -75,7 +75,7 @@ RUNS = {
     ("eval", "explainers=[] methods=[]"): "nothing to measure: name explainers, such as ",
     ("eval", "methods=GradCAM"): "expected methods as a list of names, such as methods=[GAE], or ",
     ("eval", "pictures=null overlays=true"): "expected pictures, which overlays=true draws",
-    ("eval", "reference=paper reference.target=ViT-Huge"): "expected a target that the paper has values of",
+    ("eval", "reference=paper reference.target=ViT-Huge"): "reference.target: expected one of ",
 }
 
 

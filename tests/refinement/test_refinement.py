@@ -197,7 +197,7 @@ def test_numbers_of_passes_are_checked_wherever_they_are_given(anyhead, target, 
 
 
 def test_explainers_and_models_that_do_not_fit_are_told_in_one_line(anyhead, target, grid, images, make_model):
-    with pytest.raises(InputError, match="^expected an explainer with the model that it explains, got NoneType: give"):
+    with pytest.raises(InputError, match="^expected an explainer with its model, got NoneType: give"):
         refine(None, images)
     for explainer, got in (("GAE", "GAE"), (AnyHead, "<class .*AnyHead'>"), (target, "TargetModel"), (3, "int")):
         with pytest.raises(InputError, match=f"^expected an explainer, got {got}: give None, or build"):
