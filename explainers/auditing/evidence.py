@@ -48,10 +48,7 @@ def check_classes(target: TargetModel) -> None:
     """
     check_probabilities(target, "an audit", "give a classifier, or a head of classes (--head, head=)")
     if target.num_classes < 2:
-        raise InputError(
-            f"an audit compares a class with the others, but {target.name} has {target.num_classes} class: give a"
-            " classifier, or a head of two classes or more (--head, head=)"
-        )
+        raise InputError(f"an audit compares classes, {target.name} has {target.num_classes}: give a head of more")
 
 
 def functionals(target: TargetModel, embeddings: Tensor, classes: Tensor) -> Tensor:

@@ -93,10 +93,7 @@ class TargetModel(nn.Module):
             names, score = (model.classes, score or model.score) if head is None else ([], score)
             model, head = model.backbone, model.head if head is None else head
         if not hasattr(model, "reset_classifier"):
-            raise InputError(
-                f"expected a classifier of timm, got {type(model).__name__}: convert a model of another library with"
-                " explainers.models.as_target(model)"
-            )
+            raise InputError(f"expected a classifier of timm, got {type(model).__name__}: give as_target(model)")
         memo: dict[int, Any] = {}
         model, head = (copy_module(each, memo) if isinstance(each, nn.Module) else each for each in (model, head))
         self.distilled = isinstance(model, VisionTransformerDistilled)
@@ -347,10 +344,7 @@ class TargetModel(nn.Module):
                 return features.flatten(1, 2)
             if features.shape[1] == self.embed_dim:
                 return features.flatten(2).mT
-        raise InputError(
-            f"expected a model that can embed single patches like images, got {self.name}: take a ViT with a class"
-            " token or average pooling, a Swin or a ResNet"
-        )
+        raise InputError(f"expected a ViT, a Swin or a ResNet to embed single patches, got {self.name}")
 
     def map_channels(self, blocks: Sequence[int]) -> list[int]:
         """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`.

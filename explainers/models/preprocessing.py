@@ -57,10 +57,7 @@ def read_processor(processor: Any) -> Preprocessing:
         transform = ImageTransform((crop, crop), "center", crop / resized, processor.interpolation.value)
         return Preprocessing(transform, processor.mean, processor.std)
     if not hasattr(processor, "to_dict") or "size" not in (fields := processor.to_dict()):
-        raise InputError(
-            "processor= needs an image processor of transformers, or the weights.transforms() of a classifier of"
-            f" torchvision, got {type(processor).__name__}"
-        )
+        raise InputError(f"processor= needs transformers' or weights.transforms(), got {type(processor).__name__}")
     offset = float(fields.get("rescale_offset") or False)
     scale = 255 * fields.get("rescale_factor", 1 / 255)
     normalises = fields.get("do_normalize", True)

@@ -89,10 +89,7 @@ def find_target(explainer: Any, target: Any) -> TargetModel:
     It may differ from that of an explainer with vectors by its head.
     """
     if target is not None and not isinstance(target, TargetModel):
-        raise InputError(
-            f"expected target as a TargetModel, got {type(target).__name__}: give TargetModel(model), or for a model of"
-            " no library explainers.models.as_target(model)"
-        )
+        raise InputError(f"expected target as a TargetModel, got {type(target).__name__}: give as_target(model)")
     own = getattr(explainer, "target", None)
     if isinstance(own, TargetModel):
         if target is None or own is target:

@@ -23,12 +23,7 @@ from hydra.errors import (
 )
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
-    InterpolationResolutionError,
-    OmegaConfBaseException,
-)
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from safetensors import SafetensorError
 
 from explainers.errors import InputError, suggest_names
@@ -113,10 +108,7 @@ def check_program(command: list[str], configs: Path) -> None:
         path = configs / "experiment" / f"{name}.yaml"
         program = COMMAND.search(path.read_text(encoding="utf-8")) if path.is_file() else None
         if program and own != program[1]:
-            raise InputError(
-                f"expected an experiment of {own}, got {name}, which is one of {program[1]}: run python {program[1]}"
-                f" experiment={name}"
-            )
+            raise InputError(f"{name} is one of {program[1]}, not {own}: python {program[1]} experiment={name}")
 
 
 def format_help(program: str, what: str, configs: Path) -> str:
@@ -208,7 +200,8 @@ def explain_command_error(error: Exception, configs: Path) -> str:
         from explainers.models.fetching import similar_targets
 
         return f"no target named {name}: {similar_targets(name, names)}"
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
+    unknown_key = isinstance(cause, OmegaConfBaseException) and isinstance(cause, AttributeError | KeyError)
+    if unknown_key and isinstance(cause.parent_node, DictConfig):
         return explain_unknown_key(cause, configs)
     # Hydra says: Could not override 'callback'. No match in the defaults list, or: Did you mean to override x?
     unknown = re.search(r"Could not \w+ '([^']+)'\. (?:No match in|Did you mean to override ([^?]+))", text)
@@ -247,19 +240,14 @@ def explain_run_error(error: BaseException) -> str | None:
     if isinstance(cause, InputError):
         return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
     if type(cause).__name__ == "LocalEntryNotFoundError":  # of the Hub
-        return (
-            "expected weights in the cache or from huggingface.co, got no connection: give the target's as"
-            " weights=FILE, or connect this machine"
-        )
+        return "expected weights in the cache or from huggingface.co, got no connection: give weights=FILE, or connect"
     if isinstance(cause, OSError | SafetensorError):
         return explain_disk_error(cause)
     if error is not cause and isinstance(cause, RuntimeError) and re.search("state_dict|checkpoint", str(cause)):
         from explainers.models.fetching import difference  # timm has read a file
 
-        return (
-            f"expected weights of this model, got others: {difference(cause)}; name the model that they belong to"
-            " (target=...), its number of classes (++target.model.num_classes=...), or another file (weights=...)"
-        )
+        mend = "name their model (target=...), its ++target.model.num_classes=..., or another file (weights=...)"
+        return f"expected weights of this model, got others: {difference(cause)}; {mend}"
     if isinstance(error, InstantiationException):  # Hydra's text has three lines
         text = re.sub(r"full_key: (\S+)", r"(its settings are \1; HYDRA_FULL_ERROR=1 shows where)", str(error))
         return re.sub(r"""(\w+)\((["'])(.*)\2\)""", r"\1: \3", text, flags=re.DOTALL)

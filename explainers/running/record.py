@@ -135,10 +135,7 @@ def write_metrics(path: Path, metrics: Mapping[str, float], objective: str) -> N
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     write_atomically(path, json.dumps(finite, indent=2))
     if objective in metrics.keys() - finite.keys():
-        raise InputError(
-            f"objective={objective}: expected a finite number, got {metrics[objective]}: choose another objective, or"
-            " train with a lower learning rate"
-        )
+        raise InputError(f"objective={objective}: expected a finite number, got {metrics[objective]}: choose another")
 
 
 def count_images_per_step(config: Mapping[str, Any], processes: int) -> int | None:

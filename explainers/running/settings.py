@@ -67,10 +67,7 @@ def check_settings(cfg: DictConfig, **own: type) -> None:
     check_types(cfg, "", **own)
     check_range(0, 2**32 - 1, seed=cfg.seed)
     if str(cfg.trainer.precision) not in PRECISIONS:
-        raise InputError(
-            f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {cfg.trainer.precision}: weights have to"
-            " be in float32, because images are normalised in it"
-        )
+        raise InputError(f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {cfg.trainer.precision}")
 
 
 def check_keys(cfg: DictConfig, program: Path) -> None:

@@ -198,10 +198,7 @@ def _file(source: str | Path, revision: str | None) -> Path:
         )
     files = [path / name for name in WEIGHTS if (path / name).exists()]
     if not files:
-        raise InputError(
-            f"expected a trained explainer in {path}, got no {' or '.join(WEIGHTS)}: a run that has not ended goes on"
-            " with its command"
-        )
+        raise InputError(f"expected a trained explainer in {path}, got no {' or '.join(WEIGHTS)}: finish its run")
     return _check_file(files[0])
 
 

@@ -51,10 +51,7 @@ def text_embeddings(encode: Encoder, texts: Sequence[str], templates: Sequence[s
         raise InputError(f"expected templates with {{}} for the name, as 'a photo of a {{}}.', got {without or 'none'}")
     embeddings = encode([template.replace("{}", text) for text in texts for template in templates])
     if not embeddings.isfinite().all():
-        raise InputError(
-            "expected finite embeddings of texts, got NaN or infinity: the weights of the text tower are those of a"
-            " training that diverged, take another file"
-        )
+        raise InputError("expected finite embeddings of texts, got NaN or infinity: take other weights of the tower")
     means = F.normalize(embeddings.float(), dim=-1).unflatten(0, (len(texts), -1)).mean(1)
     return F.normalize(means, dim=-1)
 

@@ -78,10 +78,7 @@ class Classifier(TrainingModule):
     def sources(self) -> tuple[Source, ...]:
         """The rows that a datamodule can cache: embeddings of whole images, if the backbone is frozen."""
         if self.tune != "head" or self.min_crop is not None:
-            raise InputError(
-                f"expected module.tune=head and module.min_crop=null to cache embeddings, got {self.tune} and"
-                f" {self.min_crop}: set cache=none"
-            )
+            raise InputError(f"expected tune=head and min_crop=null, got {self.tune}, {self.min_crop}: set cache=none")
         return (Features(self.target),)
 
     def _logits(self, batch: dict[str, Tensor]) -> Tensor:
