@@ -64,11 +64,7 @@ class CAM(PatchVectors):
         shape, generator = (1, target.channels, *grid.size), torch.Generator().manual_seed(0)
         noise = torch.rand(shape, generator=generator, dtype=torch.float32).to(target.mean.device)
         if not self._averages(noise):
-            raise UnsupportedModel(
-                "a model that averages its last feature map",
-                target.name,
-                "a CNN such as ResNet, or a method for transformers, such as DirectPaths",
-            )
+            raise UnsupportedModel("a model that averages its last feature map", target.name, "a CNN, or DirectPaths")
 
     @torch.no_grad()
     def _averages(self, normalised: Tensor) -> bool:

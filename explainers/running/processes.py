@@ -121,7 +121,6 @@ def is_launched(trainer: Mapping[str, Any]) -> bool:
         raise InputError(
             f"expected {processes} processes on each of {machines} machines, got {started} on each of"
             f" {started_machines}: set trainer.devices={started} trainer.num_nodes={started_machines}, or start more"
-            " with torchrun or srun"
         )
     return True
 

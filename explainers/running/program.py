@@ -13,14 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra import errors
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import (
-    CompactHydraException,
-    ConfigCompositionException,
-    InstantiationException,
-    MissingConfigException,
-    OverrideParseException,
-)
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
@@ -36,7 +30,7 @@ from explainers.running.targets import COMPOSING, check_not_hidden, named_option
 TRACEBACK = "HYDRA_FULL_ERROR"
 """Environment variable; with 1, a user asks for tracebacks, unless `start` has set it together with `COMPOSING`."""
 
-MISTAKES = (InputError, InstantiationException, OmegaConfBaseException)
+MISTAKES = (InputError, errors.InstantiationException, OmegaConfBaseException)
 
 FULL = "free space on its disk, or write to another one"
 DENIED = "change its permissions, or use another path"
@@ -88,9 +82,9 @@ def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
     try:
         check_program(sys.argv, configs)
         program()
-    except (InputError, ConfigCompositionException, OverrideParseException) as error:
+    except (InputError, errors.ConfigCompositionException, errors.OverrideParseException) as error:
         sys.exit(f"error: {explain_command_error(error, configs)}")
-    except CompactHydraException as error:  # jobs of a sweep have failed, whose errors are printed
+    except errors.CompactHydraException as error:  # jobs of a sweep have failed, whose errors are printed
         sys.exit(str(error))
     except (OSError, ValueError) as error:  # Hydra's, of a folder where it cannot log, or of a group without a file
         message = explain_disk_error(error.__cause__ or error)
@@ -187,7 +181,7 @@ def explain_command_error(error: Exception, configs: Path) -> str:
     """The message for an error that Hydra raised while it composed a config."""
     text = " ".join(str(error).split())
     cause = error.__cause__
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+    if isinstance(error, errors.MissingConfigException) and error.missing_cfg_file:
         missing = str(error.missing_cfg_file)
         in_folders = missing.startswith("experiment/")  # the one group whose names have folders
         group, _, name = missing.partition("/") if in_folders else missing.rpartition("/")
@@ -209,7 +203,7 @@ def explain_command_error(error: Exception, configs: Path) -> str:
         groups = sorted(path.name for path in configs.iterdir() if path.is_dir() and path.name != unknown[1])
         suggestion = f"did you mean {unknown[2]}?" if unknown[2] else suggest_names(unknown[1], groups)
         return f"no group {unknown[1]} in the config of this program: {suggestion}"
-    if isinstance(error, OverrideParseException):
+    if isinstance(error, errors.OverrideParseException):
         key, _, value = str(error.override).partition("=")
         advice = f"quote the value, as in {quote_value(key, value)}" if value else "write key=value"
         return f"cannot read {error.override!r}: {text.partition(' See https')[0]}: {advice}"
@@ -235,7 +229,7 @@ def explain_run_error(error: BaseException) -> str | None:
     while type(error) is InterpolationResolutionError and error.__context__ is not None:  # of a resolver
         error = error.__context__
     cause = error
-    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+    while isinstance(cause, errors.InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__
     if isinstance(cause, InputError):
         return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
@@ -248,7 +242,7 @@ def explain_run_error(error: BaseException) -> str | None:
 
         mend = "name their model (target=...), its ++target.model.num_classes=..., or another file (weights=...)"
         return f"expected weights of this model, got others: {difference(cause)}; {mend}"
-    if isinstance(error, InstantiationException):  # Hydra's text has three lines
+    if isinstance(error, errors.InstantiationException):  # Hydra's text has three lines
         text = re.sub(r"full_key: (\S+)", r"(its settings are \1; HYDRA_FULL_ERROR=1 shows where)", str(error))
         return re.sub(r"""(\w+)\((["'])(.*)\2\)""", r"\1: \3", text, flags=re.DOTALL)
     of_lightning = type(cause).__name__ == "MisconfigurationException"  # by its name, which needs no import

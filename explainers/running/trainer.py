@@ -63,10 +63,7 @@ def read_progress(checkpoint: Path | None) -> tuple[int, int, dict[str, float]]:
         epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
         return int(saved["global_step"]), int(epochs), dict(saved.get("metrics", {}))
     except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
-        raise InputError(
-            f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or another kind of file: resume from"
-            " another checkpoint (ckpt_path=...), or delete it to start the run again"
-        ) from error
+        raise InputError(f"{checkpoint}: expected a checkpoint of a run, got another file: delete it") from error
 
 
 def check_length(trainer: DictConfig, step: int, epochs: int) -> None:

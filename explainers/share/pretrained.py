@@ -193,8 +193,7 @@ def _file(source: str | Path, revision: str | None) -> Path:
         names = ", ".join(dict.fromkeys(each.name for each in available()))
         raise InputError(
             f"expected the folder of a run, or hf://user/name of the Hugging Face Hub, got {source}: there is no such"
-            f" folder{f', and explainers are shipped for {names} alone' if names else ''}; train with"
-            " train.py, or correct the path"
+            f" folder{f', and explainers are shipped for {names} alone' if names else ''}; correct the path"
         )
     files = [path / name for name in WEIGHTS if (path / name).exists()]
     if not files:

@@ -78,11 +78,7 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
         head_projections(target, block)
     norms = [target.backbone.norm, getattr(target.backbone, "fc_norm", nn.Identity())]
     if target.distilled or not all(isinstance(norm, nn.LayerNorm | nn.Identity) for norm in norms):
-        raise UnsupportedModel(
-            "one class token or average pooling, and LayerNorm before the head",
-            target.name,
-            "another method, or direct=[] for AnyHead",
-        )
+        raise UnsupportedModel("one class token or mean, and LayerNorm", target.name, "another method, or direct=[]")
 
 
 def default_direct(target: TargetModel) -> list[int]:
