@@ -143,10 +143,7 @@ def start_session(
     session = Session(model, method, device=device, purpose="likeness", **settings)
     check_classes(session.target)
     if not isinstance(session.explainer, VectorExplainer):
-        raise InputError(
-            f"method {session.method}: expected an explainer with vectors of patches, which an audit needs: take"
-            f" {VECTORS}"
-        )
+        raise InputError(f"method {session.method}: expected vectors of patches, which an audit needs: take {VECTORS}")
     return session
 
 

@@ -64,11 +64,7 @@ class CAM(PatchVectors):
         shape, generator = (1, target.channels, *grid.size), torch.Generator().manual_seed(0)
         noise = torch.rand(shape, generator=generator, dtype=torch.float32).to(target.mean.device)
         if not self._averages(noise):
-            raise UnsupportedModel(
-                "a model that averages its last feature map",
-                target.name,
-                "a CNN such as ResNet, or a method for transformers, such as DirectPaths",
-            )
+            raise UnsupportedModel("a model that averages its last feature map", target.name, "a CNN, or DirectPaths")
 
     @torch.no_grad()
     def _averages(self, normalised: Tensor) -> bool:
@@ -127,7 +123,20 @@ class PathVectors(PatchVectors):
         return embeddings, lambda functionals: self._paths(record, functionals).mT
 
 
-class DirectPaths(PathVectors):
+class BlockPaths(PathVectors):
+    """Paths out of blocks of attention: those from `start` on."""
+
+    check: Callable[[TargetModel, Sequence[int]], None]
+
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
+    ) -> None:
+        super().__init__(target, grid, output)
+        self.blocks = list(range(layer_index(target, start), len(find_blocks(target))))
+        self.check(target, self.blocks)
+
+
+class DirectPaths(BlockPaths):
     """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
 
     For CLIP, it is the decomposition over patches of Gandelsman et al. (ICLR 2024).
@@ -136,17 +145,10 @@ class DirectPaths(PathVectors):
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
     """
 
-    recorder = staticmethod(record_direct)
-
-    def __init__(
-        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
-    ) -> None:
-        super().__init__(target, grid, output)
-        self.blocks = list_blocks(target, start)
-        check_direct(target, self.blocks)
+    recorder, check = staticmethod(record_direct), staticmethod(check_direct)
 
 
-class PathFlow(PathVectors):
+class PathFlow(BlockPaths):
     """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
 
     `explainers.transformer.path_flow` has the formulas, and says for which models paths lead through MLPs.
@@ -155,14 +157,7 @@ class PathFlow(PathVectors):
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
     """
 
-    recorder = staticmethod(record_flow)
-
-    def __init__(
-        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
-    ) -> None:
-        super().__init__(target, grid, output)
-        self.blocks = list_blocks(target, start)
-        check_flow(target, self.blocks)
+    recorder, check = staticmethod(record_flow), staticmethod(check_flow)
 
 
 class StagePaths(PathVectors):
@@ -186,8 +181,3 @@ class StagePaths(PathVectors):
     def _read(self, images: Tensor) -> tuple[Tensor, StageRecord]:
         embeddings, _, record = record_stage_paths(self.target, self.target.normalise(images), self.stages)
         return embeddings, record
-
-
-def list_blocks(target: TargetModel, start: int | None) -> list[int]:
-    """Return the indices of the blocks from `start` on; `None` is the middle one."""
-    return list(range(layer_index(target, start), len(find_blocks(target))))
