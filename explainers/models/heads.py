@@ -162,13 +162,17 @@ def _tell_apart(expected: Any, found: Any) -> str:
     if not any(fine):
         return ""  # which is refused elsewhere
     if getattr(expected, "shape", None) != getattr(found, "shape", None):
-        own, parts = (
-            list(each.shape) if isinstance(each, Tensor) else " ".join(repr(each).split())[:120]
-            for each in (expected, found)
-        )
-        return f"it has outputs of the shape {own}, its parts {parts}"
+        own, parts = map(_describe_outputs, (expected, found))
+        return f"it returns {own}, its parts {parts}"
     difference = compare_outputs(found, expected)
     return f"its own outputs differ by {difference:.1g} from those of its parts" * (not difference < TOLERANCE)
+
+
+def _describe_outputs(outputs: Any) -> str:
+    """The shape of outputs, their type, or the exception in their place."""
+    if isinstance(outputs, Exception):
+        return " ".join(repr(outputs).split())[:120]
+    return str(list(outputs.shape)) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
 
 
 def _take_layer(model: Any, weights: set[nn.Parameter]) -> Any:

@@ -87,7 +87,7 @@ class ResultsFile:
             self.kept |= {task: names} if names else {}
         kept = list(self.kept)
         if any(rows.keys() - self.kept.get(task, ()) for task, rows in earlier.get("results", {}).items()):
-            write_atomically(path.with_name("results_earlier.json"), path.read_text())
+            write_atomically(path.with_name("results_earlier.json"), path.read_text(encoding="utf-8"))
             write_scores(path.with_name("results_earlier.json"), load_scores(path, earlier["results"]))
         self.settings = {task: known[task] for task in kept} | now
         record = {"command": sys.argv, "python": platform.python_version()}

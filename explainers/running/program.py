@@ -17,7 +17,7 @@ from hydra import errors
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 from safetensors import SafetensorError
 
 from explainers.errors import InputError, suggest_names
@@ -194,8 +194,7 @@ def explain_command_error(error: Exception, configs: Path) -> str:
         from explainers.models.fetching import similar_targets
 
         return f"no target named {name}: {similar_targets(name, names)}"
-    unknown_key = isinstance(cause, OmegaConfBaseException) and isinstance(cause, AttributeError | KeyError)
-    if unknown_key and isinstance(cause.parent_node, DictConfig):
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return explain_unknown_key(cause, configs)
     # Hydra says: Could not override 'callback'. No match in the defaults list, or: Did you mean to override x?
     unknown = re.search(r"Could not \w+ '([^']+)'\. (?:No match in|Did you mean to override ([^?]+))", text)
