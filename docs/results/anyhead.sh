@@ -1,4 +1,4 @@
-# The commands behind docs/results/anyhead.md, from the root of the project: bash docs/results/anyhead.sh train|tasks|images|deit|lite0|differences|parts|curve
+# The commands behind docs/results/anyhead.md, from the root of the project: bash docs/results/anyhead.sh train|tasks|images|deit|lite0|differences|parts
 set -e
 W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed"
 
@@ -48,13 +48,6 @@ parts() { # likewise the other rows; for paths=direct the second command also ne
     data.val.roots=[data/imagenette/val] data.val.limit=200 trainer.max_epochs=8 $W
   python eval.py experiment=studies/anyhead $W explainers=[anyhead] methods=[] evaluation.reference=null evaluation.removals=[zero,drop] \
     ~tasks.imagenette ~tasks.cats_vs_dogs ~tasks.cifar10 figures=[] explainers.anyhead.weights=runs/anyhead_1100/explainer.safetensors name=ablation_1100
-}
-
-curve() { # curve_anchors_*.json, with shapiq and PhaseWin, and GreedyOrder: the same command in commit fb778bd5, after `make peers`
-  C="python benchmarks/curve.py --data data/imagenet_val --weights vit_tiny_patch16_224.augreg_in1k.safetensors --bf16"
-  $C --output docs/results/curve.json
-  python benchmarks/curve.py --read docs/results/curve.json docs/results/curve_anchors_zero.json docs/results/curve_anchors_drop.json \
-    --figure docs/results/curve.png
 }
 
 differences() { # after `images`, whose results are committed

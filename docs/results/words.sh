@@ -11,11 +11,9 @@ texts() {
   python eval.py name=replot 'results.files=[docs/results/text.json,docs/results/text_ecssd.json]' 'figures=[]' differences=anyhead_other_text
 }
 
-likeness() {
+likeness() { # measured by benchmarks/likeness.py of commit 35f0d398
   python train.py experiment=anyhead target=fastvit_t8 ++target.model.inference_mode=true ++target.model.num_classes=0 weights=fastvit_t8.reparam.fp16.safetensors \
     data.root=data/imagenet_samples data.val.limit=40 module.loss.functionals=images trainer.precision=bf16-mixed logger=csv name=anyhead_fastvit
-  python benchmarks/likeness.py --model fastvit_t8 --weights fastvit_t8.reparam.fp16.safetensors --reparameterised --gallery data/imagenette/train data/caltech \
-    --root data/ecssd --explainer runs/anyhead_fastvit --limit 200
 }
 
 pictures() { # words.jpg and likeness.jpg

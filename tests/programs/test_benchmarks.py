@@ -5,10 +5,9 @@ import json
 import pytest
 import torch
 from commands import PAPER_NETWORK
-from PIL import Image
 from torch import nn
 
-from benchmarks import explain, likeness, memory
+from benchmarks import explain, memory
 
 
 @pytest.fixture(scope="module")
@@ -71,27 +70,3 @@ def test_memory_is_counted_by_hand():
     result, peak = memory.peak_memory(call, torch.device("cpu"))
     assert result.item() == pytest.approx(torch.tensor(3.0).exp().item())
     assert 8000 <= peak < 8100
-
-
-@pytest.mark.slow
-def test_likeness_is_measured_against_a_random_image(tmp_path, capsys):
-    for folder in ("gallery", "objects/images", "objects/masks"):
-        (tmp_path / folder).mkdir(parents=True)
-    for number in range(3):
-        image = Image.fromarray(torch.randint(0, 256, (160, 160, 3), dtype=torch.uint8).numpy())
-        image.save(tmp_path / f"gallery/{number}.png"), image.save(tmp_path / f"objects/images/{number}.png")
-        mask = torch.zeros(160, 160, dtype=torch.uint8)
-        mask[:80] = 255
-        Image.fromarray(mask.numpy()).save(tmp_path / f"objects/masks/{number}.png")
-    files = ["--gallery", str(tmp_path / "gallery"), "--root", str(tmp_path / "objects")]
-    likeness.main(["--model", "test_resnet", *files, "--limit", "2"])
-    printed = capsys.readouterr().out
-    assert "test_resnet: 2 images of objects, 3 images in the gallery" in printed
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()[4:]]
-    centres = ["none", "mean of the gallery"]
-    expected = [["chance", ""], *([name, centre] for centre in centres for name in likeness.METHODS)]
-    assert [row[:2] for row in rows] == expected
-    for row in rows[1:]:
-        nearest, random, _, difference = (float(cell.partition(" ")[0]) for cell in row[6:10])
-        assert (row[10] == "") == (row[1] == "none")
-        assert 0 < nearest <= 1 and difference == pytest.approx(nearest - random, abs=2e-3)
