@@ -167,30 +167,10 @@ HOSTILE = {
     "a list when read": (header(reading=[1]), "reading: expected settings, got [1]: give another file"),
     "lines in a name": (kind("a\n\x1b[2Jb"), r"got 'a\n\x1b[2Jb'"),
     "another backbone": (header(target__backbone_sha256="0" * 64, sketch=[1.0]), "was trained on other weights"),
-    "a target of lists": (header(target=[1]), "expected dictionary for target, got [1]"),
-    "a list as the identity": (weights(dict, {"identity": "[1]"}), "got a damaged file"),
     "an identity that is no JSON": (weights(dict, {"identity": "{"}), "got a damaged file"),
-    "a deep identity": (weights(dict, {"identity": "[" * 100000}), "got a damaged file"),
     "an identity of another file": (weights(dict, {}), "as the class, got None"),
-    "tensors of another shape": (weights(lambda all: all | {"mean_g": torch.zeros(3)}), "got F32 of shape [3]"),
-    "one tensor too few": (weights(lambda all: {k: v for k, v in all.items() if k != "mean_g"}), "got nothing"),
-    "one tensor too many": (
-        weights(lambda all: all | {"a\nb": torch.zeros(3)}),
-        r"expected nothing for 'a\nb', got F32 of shape [3]",
-    ),
-    "tensors of NaN": (weights(lambda all: all | {"mean_g": all["mean_g"] * torch.nan}), "NaN or infinity in mean_g"),
-    "integers": (
-        weights(lambda all: all | {"write.bias": all["write.bias"].int()}),
-        "expected floats of shape [48] for 'write.bias', got I32",
-    ),
     "a pickle": (
         content(pickle.dumps(Program())),
-        "explainer.safetensors: expected a trained explainer, got a damaged file",
-    ),
-    "an empty file": (content(b""), "explainer.safetensors: expected a trained explainer, got a damaged file"),
-    "a long header": (content(LONG), "explainer.safetensors: expected a trained explainer, got a damaged file"),
-    "a header of 8 exabytes": (
-        content(HUGE),
         "explainer.safetensors: expected a trained explainer, got a damaged file",
     ),
 }
