@@ -99,7 +99,7 @@ def check_stage_paths(target: TargetModel, stages: Sequence[int], size: tuple[in
     pooling = [getattr(part, "global_pool", None) for part in (backbone, getattr(backbone, "head", None))]
     with suppress(InputError):
         if "avg" in [getattr(each, "pool_type", each) for each in pooling]:
-            blank = target.mean.new_zeros(1, target.channels, *size)
+            blank = next(backbone.parameters()).new_zeros(1, target.channels, *size)
             with torch.no_grad():
                 target.positions(backbone.forward_features(blank))
             return
