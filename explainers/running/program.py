@@ -180,7 +180,7 @@ def errors_in_one_line() -> Iterator[None]:
 def explain_command_error(error: Exception, configs: Path) -> str:
     """The message for an error that Hydra raised while it composed a config."""
     text = " ".join(str(error).split())
-    cause: Any = error.__cause__
+    cause = error.__cause__
     if isinstance(error, errors.MissingConfigException) and error.missing_cfg_file:
         missing = str(error.missing_cfg_file)
         in_folders = missing.startswith("experiment/")  # the one group whose names have folders

@@ -168,7 +168,7 @@ def test_only_groups_of_patches_need_many_patches(make_target, digits):
     target, grid, probes = make_target(num_classes=10, patch_size=16), PatchGrid(32, 16), {*PROBES} - {"saco"}
     results = measure(Evaluation(grid, levels=3, probes=[*probes])(target, {"chance": Chance(None, grid)}), digits)[0]
     assert probes <= results.results["chance"].keys()
-    with pytest.raises(InputError, match=r"^probes=saco needs 10 patches or more, got 4: leave it out"):
+    with pytest.raises(InputError, match=r"^probes=saco needs 10 patches or more, got 4: leave it out, or take"):
         Evaluation(grid, probes=["saco"])(target, {})
 
 

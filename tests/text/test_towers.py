@@ -68,7 +68,7 @@ def test_a_resized_image_tower_keeps_its_text_tower():
         (
             OPENAI,
             ("ViT-B-32-quickgelu", "metaclip_400m"),
-            f"ViT-B-32-quickgelu openai for {OPENAI}, got ViT-B-32-quickgelu metaclip_400m",
+            f"the text tower of {OPENAI}, which is ViT-B-32-quickgelu openai, got ViT-B-32-quickgelu metaclip_400m",
         ),
         (OPENAI, ("ViT-B-33", ""), "a model of open_clip .*, such as ViT-B-32, .* got ViT-B-33"),
         (OPENAI, ("ViT-B-32-quickgelu", "opena"), "weights of ViT-B-32-quickgelu for .* such as openai, .* opena$"),
