@@ -97,13 +97,11 @@ def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: Res
     """Measure the named explainers on the images of a task, and write the numbers to the file of results."""
     from lightning import seed_everything
 
-    from callbacks.labels import LabelsAsLogits
-    from callbacks.shared_folder import CheckSharedFolder
     from explainers.evaluation import EvaluationModule
     from explainers.models.names import match_classes
     from explainers.results.file import row_keys
     from explainers.running.resumption import ResumeTest
-    from explainers.running.trainer import build_all, build_trainer
+    from explainers.running.trainer import CheckSharedFolder, LabelsAsLogits, build_all, build_trainer
 
     seed_everything(cfg.seed, workers=True, verbose=False)  # each task starts with the same seed
     evaluation = build(cfg, cfg.tasks[task], names)

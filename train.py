@@ -120,9 +120,8 @@ def is_measured(cfg: DictConfig, metrics: Mapping[str, float]) -> bool:
 
 def build_run_trainer(cfg: DictConfig, checkpoint: Path | None, step: int) -> Trainer:
     """Build the trainer of a run that starts, or resumes from a checkpoint of a step; its loggers record the config."""
-    from callbacks.shared_folder import CheckSharedFolder
     from explainers.running.loggers import forget_later_rows
-    from explainers.running.trainer import AtomicCheckpointIO, build_all, build_trainer
+    from explainers.running.trainer import AtomicCheckpointIO, CheckSharedFolder, build_all, build_trainer
 
     loggers = []
     if cfg.fit or checkpoint is None:  # a run that is only measured keeps its history

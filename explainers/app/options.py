@@ -115,9 +115,11 @@ def set_passes(sessions: Sequence[Session], passes: int) -> None:
     """
     changed = [_set_passes(session, passes) for session in sessions]
     if not any(changed):
-        having = ", ".join(name for name in method_names() if find_passes_option(name))
-        got = ", ".join(session.method for session in sessions)
-        raise InputError(f"expected --passes with AnyHead, or one of {having}, got {got}: leave out --passes")
+        having = [name for name in method_names() if find_passes_option(name)]
+        raise InputError(
+            f"expected --passes with AnyHead, or one of {', '.join(having)}, got"
+            f" {', '.join(session.method for session in sessions)}: leave out --passes"
+        )
 
 
 def _set_passes(session: Session, passes: int) -> bool:

@@ -170,7 +170,10 @@ def to_pillow(pixels: np.ndarray, white: White = None) -> Image.Image:
         return Image.fromarray(pixels)
     if pixels.dtype != np.uint8:
         if white is None:
-            raise InputError(f"expected uint8 pixels, got {pixels.dtype}: give the value of white, such as white=1")
+            raise InputError(
+                f"expected uint8 pixels from 0 to 255, got {pixels.dtype}: give white=1 if they are from 0 to 1, or the"
+                " value of white, such as white=4095"
+            )
         pixels = (scale_to_16_bits(pixels, white) >> 8).astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(pixels))
 

@@ -220,8 +220,8 @@ class TargetModel(nn.Module):
         strict = getattr(embed, "strict_img_size", False) and getattr(embed, "img_size", None)
         if strict and (own := PatchGrid(strict, 1)).size != grid.size:
             raise InputError(
-                f"expected a grid of images of {own.size[0]} × {own.size[1]} pixels, as {self.name} takes, got"
-                f" {height} × {width}: set grid.image_size to these, or ++target.model.img_size={grid.image_size}"
+                f"expected a grid of images of {own.size[0]} × {own.size[1]} pixels, as {self.name} has, got {height} ×"
+                f" {width}: set grid.image_size={own.image_size}, or ++target.model.img_size={grid.image_size}"
             )
         if self.patch_size not in (None, grid.patch_size) and not grid.differs:
             raise InputError(

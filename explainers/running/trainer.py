@@ -3,18 +3,19 @@
 import functools
 import io
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from lightning import Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig
 
 from explainers.errors import InputError
-from explainers.saved.files import atomic
+from explainers.saved.files import atomic, is_shared
 
 
 def build_all(group: DictConfig | None) -> list[Any]:
@@ -83,3 +84,39 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, content)  # to a file, torch would report a full disk as a position in the file
         with atomic(path, alone=True) as unfinished:
             unfinished.write_bytes(content.getbuffer())
+
+
+class LabelsAsLogits(Callback):
+    """Replaces the labels in test batches by logits, for the module and for later callbacks.
+
+    Args:
+        logit_of: the logit of each label, see `match_classes`. A label of -1, for an unlabelled image, stays.
+    """
+
+    def __init__(self, logit_of: Sequence[int]) -> None:
+        self.logit_of = list(logit_of)
+
+    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
+        if self.logit_of != list(range(len(self.logit_of))):
+            batch["label"] = torch.tensor([*self.logit_of, -1]).to(batch["label"])[batch["label"]]
+
+
+class CheckSharedFolder(Callback):
+    """Raises an InputError unless the processes of several machines share one folder and resume from one checkpoint.
+
+    Args:
+        folder: the run's folder.
+        step: number of steps before the checkpoint that this process resumes from; 0 for none.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        self.folder = folder
+        self.step = step
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.num_nodes == 1:
+            return
+        strategy: Any = trainer.strategy
+        same = strategy.reduce_boolean_decision(strategy.broadcast(self.step) == self.step)
+        if not is_shared(self.folder, strategy) or not same:
+            raise InputError(f"expected a folder that all machines share, got {self.folder}: set hydra.run.dir to one")

@@ -100,7 +100,11 @@ def readout(target: TargetModel, num_tokens: int) -> Tensor:
     elif pooling == "avg":
         weights[0 if getattr(backbone, "pool_include_prefix", False) else prefix :] = 1
     else:
-        raise UnsupportedModel("a class token or average pooling", f"{pooling!r} of {target.name}", "DecompX-SkipPLUS")
+        raise UnsupportedModel(
+            "a class token or average pooling",
+            f"the pooling {pooling!r} of {target.name}",
+            "a method for any pooling, such as DecompX-SkipPLUS",
+        )
     return weights / weights.sum()
 
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(target, grid, first):
     explainer = method("DecompX-PLUS", target, grid)
     cases = [
         (lambda: likeness(explainer, first, first[:1]), "expected pairs of images, got 2 and 1: give one for each"),
-        (lambda: vectors_of(posthoc.GAE(target, grid), first), "a linear explainer, .*, got GAE"),
+        (lambda: vectors_of(posthoc.GAE(target, grid), first), "linear in what it explains, got GAE: take AnyHead"),
         (lambda: similar_to(explainer, first, torch.ones(2, 5)), r"of shape \[V, 24\] or \[2, V, 24\], got \[2, 5\]"),
         (lambda: similar_to(posthoc.RISE(target, grid, masks=4), first, torch.ones(2, 24)), "got RISE, which explains"),
     ]

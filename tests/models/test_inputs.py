@@ -30,7 +30,7 @@ def test_images_that_are_not_uint8_are_refused_by_all_that_normalise(target, gri
     normalising(images)
     for wrong in (images / 255, images.half(), images.long(), images.bool()):
         dtype = str(wrong.dtype).removeprefix("torch.")
-        with pytest.raises(InputError, match=f"^expected uint8 images, .*, got {dtype}: the model normalises them"):
+        with pytest.raises(InputError, match=f"^expected uint8 images, .*, got {dtype}: give the pixels of the file, "):
             normalising(wrong)
 
 

@@ -228,7 +228,7 @@ class NotForConstants(Net):
 
 
 WRONG = {
-    "a list": (Net(list), r"expected logits \(B, K\) of Net, got list: wrap"),
+    "a list": (Net(list), r"expected logits \(B, K\) of Net, as a tensor, .* got list: wrap"),
     "class numbers": (Net(lambda y: y.argmax(1)), r"expected floating-point logits .* got int64 of shape \[3\] for 3"),
     "not a number": (Net(lambda y: y * torch.nan), "expected finite logits of Net, got NaN or infinity for random"),
     "constant images": (NotForConstants(), "expected finite logits .* got NaN or infinity for the mean image"),

@@ -230,7 +230,7 @@ def test_what_heatmaps_cannot_give_is_told_in_one_line(target, grid, images):
     refined = Refined(target, grid, prior="GAE", passes=8, fit="ranking")
     assert refined.forward_passes == 10
     found = refine(refined.prior, images, CLASSES, 8, fit="ranking")
-    with pytest.raises(InputError, match="^expected an explainer with vectors, such as AnyHead, got GAE"):
+    with pytest.raises(InputError, match="^expected an explainer with vectors, such as AnyHead, or none, got GAE"):
         _ = found.vectors
     with pytest.raises(InputError, match="^expected an explainer of any functional .* got Chance, .* classes alone"):
         refine(build("Chance", target, grid), images, CLASSES, 8, target=target, fit="ranking").explain(

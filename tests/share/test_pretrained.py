@@ -153,7 +153,7 @@ def test_a_saved_folder_is_loaded_by_load_and_by_its_class(trained, target, tmp_
         for name in (EXPLAINER, *RECORD, CARD):
             assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     assert all((folder / name).read_bytes() == (trained / name).read_bytes() for name in (EXPLAINER, *RECORD))
-    with pytest.raises(InputError, match="^expected Shapley in .*, got TVE: use load"):
+    with pytest.raises(InputError, match="^expected Shapley in .*, got TVE: use explainers.load"):
         Shapley.from_pretrained(folder, target)
     built = TVE(loaded.target, loaded.grid, lambda target, grid: loaded.network, hops=loaded.hops)
     assert same(explainers.load(built.save_pretrained(tmp_path / "built"), target), built.eval())  # without a record

@@ -75,7 +75,7 @@ def test_a_resized_image_tower_keeps_its_text_tower():
         (GELU, (), r"one known text tower, .* \(ViT-B-32 laion2b_e16 or ViT-B-32 laion2b_s34b_b79k\)"),
         (GELU, ("ViT-B-32", "openai"), "with which ViT-B-32 openai was trained, .*: take the image tower of these"),
         ("vit_base_patch16_224", (), "got vit_base_patch16_224.augreg2_in21k_ft_in1k: .* its layout are ViT-B-16,"),
-        (TINYCLIP, ("ViT-M-16", ""), "of another width than 512, got .*: take another"),
+        (TINYCLIP, ("ViT-M-16", ""), "which projects 512 to 512: that is not supported"),
     ],
 )
 def test_towers_of_two_models_are_refused_in_one_line(name, given, line):
@@ -89,8 +89,8 @@ def test_widths_and_layers_of_small_towers_are_compared():
     target = image_tower("vit_base_patch32_clip_224")
     assert text_tower(target, "tiny", "") == TextTower("tiny", "")
     for model, line in (
-        ("tiny-wide", "got widths 16 of vit_base_patch32_clip_224 and 20 of tiny-wide"),
-        ("tiny-deep", "got tiny-deep of another layout"),
+        ("tiny-wide", "of one width, got 16 of vit_base_patch32_clip_224 and 20 of tiny-wide"),
+        ("tiny-deep", "got tiny-deep, whose image tower has another layout"),
         ("tiny-quickgelu", "GELU in vit_base_patch32_clip_224 and QuickGELU in tiny-quickgelu: set .* model=tiny, if"),
     ):
         with pytest.raises(InputError, match=line):

@@ -77,10 +77,10 @@ def test_paths_are_parts_of_the_embedding(model, images):
 @pytest.mark.parametrize(
     ("model", "blocks", "message"),
     [
-        (("vit_tiny_patch16_224", {}), [2], r"blocks from 0 to 1 in ascending order, got \[2\]$"),
+        (("vit_tiny_patch16_224", {}), [2], r"of blocks from 0 to 1 of vit_tiny_patch16_224, .* order, got \[2\]$"),
         (("vit_tiny_patch16_224", {}), [1, 0], r"got \[1, 0\]$"),
         (SWIN, [0], "^expected a model with global attention, got swin"),
-        (("deit_tiny_distilled_patch16_224", {}), [0], "^expected one class token or mean, and LayerNorm"),
+        (("deit_tiny_distilled_patch16_224", {}), [0], "^expected one class token or average pooling, and LayerNorm"),
         (("vit_tiny_patch16_224", {}), [0], "recorded 0 blocks.*once inside the context$"),
     ],
 )

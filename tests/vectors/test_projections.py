@@ -77,7 +77,7 @@ def test_prototypes_point_from_the_mean_of_all_classes_to_each():
 
 @pytest.mark.parametrize(("classes", "counts"), [(4, [2, 0, 1, 1]), (2, [2, 0, 1, 1])])
 def test_prototypes_are_refused_where_a_class_has_no_images_or_there_are_other_classes(classes, counts):
-    with pytest.raises(ValueError, match=rf"of {classes} classes, got \[{str(counts)[1:-1]}\]: take more"):
+    with pytest.raises(ValueError, match=rf"of each of {classes} classes, got \[{str(counts)[1:-1]}\] images of them"):
         prototypes(torch.randn(4, 6), torch.tensor([0, 0, 2, 3]), classes)
 
 
@@ -151,7 +151,7 @@ def test_a_limit_of_prototypes_is_spread_over_the_data_set(target):
         embeddings = target.embed(target.normalise(dataset.images[dataset.read]))
     expected = torch.tensor(references.prototypes(embeddings.tolist(), [0, 0, 1, 2], 3))
     torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
-    with pytest.raises(ValueError, match=r"of 3 classes, got \[1, 1, 0\]: take more"):
+    with pytest.raises(ValueError, match=r"of each of 3 classes, got \[1, 1, 0\] images of them: take more images"):
         prototypes_of(target, images_of(dataset), limit=2)
 
 
