@@ -1,15 +1,4 @@
-"""Explain and measure: every explainer on every task of one backbone.
-
-Options:
-
-  tasks=[A,B] methods=[C,D]  what to measure: names of data, and of `explainers list`
-  --cfg job                  prints the config, with all keys that can be set
-  --hydra-help               lists the flags of Hydra, which composes the config
-  GROUP=NAME                 takes another file of configs/GROUP, or name in configs/names: target=vit_tiny
-  weights=FILE               reads the target's weights from a file
-
-All of them: docs/evaluation.md
-"""
+"""Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=demo/eval`."""
 
 from __future__ import annotations  # so that Lightning is imported by what measures, after the command was checked
 
@@ -217,4 +206,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    program.start(main, CONFIGS, str(__doc__))
+    program.start(main, CONFIGS, str(__doc__).partition(" `")[0])

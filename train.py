@@ -1,16 +1,4 @@
-"""Train what the configuration names: an explainer, or a target to explain.
-
-Options:
-
-  debug=fast                 one batch: does it run?
-  -m KEY=A,B                 a sweep: one run for each value
-  --cfg job                  prints the config, with all keys that can be set
-  --hydra-help               lists the flags of Hydra, which composes the config
-  GROUP=NAME                 takes another file of configs/GROUP, or name in configs/names: target=vit_tiny
-  weights=FILE               reads the target's weights from a file
-
-All of them: docs/training.md
-"""
+"""Train what the configuration names: an explainer, or a target to explain. `python train.py experiment=tve_vitb`."""
 
 from __future__ import annotations  # so that Lightning is imported by what trains, after the command was checked
 
@@ -218,4 +206,4 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    program.start(main, CONFIGS, str(__doc__))
+    program.start(main, CONFIGS, str(__doc__).partition(" `")[0])

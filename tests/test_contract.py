@@ -310,7 +310,7 @@ def test_images_of_another_size_or_type_and_an_empty_batch_are_refused_by_every_
             with pytest.raises(InputError, match=told):
                 getattr(explainer, name)(wrong, *(given[other](wrong) for other in others))
     if not isinstance(explainer, posthoc.Chance):  # reads no pixels as numbers
-        with pytest.raises(InputError, match="^expected uint8 images, from 0 to 255, got float"):
+        with pytest.raises(InputError, match="^expected uint8 images, which every model normalises itself, got float"):
             explainer(images / 255, CLASSES)
 
 

@@ -63,7 +63,7 @@ REFUSED = [
     (
         Refined,
         {"passes": 4, "fit": "ranking"},
-        "expected at least 8 passes, got passes=4",
+        "expected at least 8 passes, because fewer cannot tell the size of the prior, got passes=4",
     ),
     (Refined, {"seed": 1.5}, "expected seed as an integer, got seed=1.5"),
     (Refined, {"noise": -1.0}, "expected noise of at least 0, got noise=-1.0"),

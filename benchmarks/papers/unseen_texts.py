@@ -7,45 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from explainers.errors import InputError, suggest_names
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.saved.weights import check_forms, read_weights
 from explainers.text import TextExplainer, TextHead
-from explainers.text.encoders import Encoder, text_embeddings
+from explainers.text.encoders import stored_encoder, text_embeddings
 from explainers.text.fitting import RIDGE, class_rows_of_texts, unseen_rows
-
-
-def stored_encoder(embeddings: str | Path, prompts: str | Path) -> Encoder:
-    """Look embeddings of texts up in files, for encoders of sentences that are not installed.
-
-    Args:
-        embeddings: safetensors file of `embeddings`, (V, D').
-        prompts: JSON file, a list of the V texts, or an object whose `prompts` are.
-
-    Raises:
-        InputError: if the files do not fit each other; when called, for a text that is not stored.
-    """
-    _, weights = read_weights(embeddings, "a file of text embeddings")
-    check_forms(embeddings, {"embeddings": "floats V D"})
-    texts = json.loads(Path(prompts).read_text(encoding="utf-8"))
-    texts = texts["prompts"] if isinstance(texts, dict) else texts
-    rows = F.normalize(weights["embeddings"].float(), dim=-1)
-    if len(texts) != len(rows):
-        raise InputError(f"expected {len(rows)} texts, one for each embedding, in {prompts}, got {len(texts)}")
-    places = {text: place for place, text in enumerate(texts)}
-
-    def encode(asked: Sequence[str]) -> Tensor:
-        missing = [text for text in asked if text not in places]
-        if missing:
-            raise InputError(
-                f"expected texts of {Path(prompts).name}, got {missing[0]!r:.60}: {suggest_names(missing[0], places)}"
-            )
-        return rows[[places[text] for text in asked]]
-
-    return encode
 
 
 def unseen_head(target: TargetModel, embeddings: str | Path, prompts: str | Path, ridge: float = RIDGE) -> nn.Linear:

@@ -73,7 +73,10 @@ class PropagationTeacher(MeanLoss):
         if not functionals:
             raise InputError("expected at least one kind of functionals, got none")
         if target.num_classes < 2 and set(functionals) != {"isotropic"}:
-            raise InputError(f"expected 2 classes or more, got {target.num_classes}: set functionals=[isotropic]")
+            raise InputError(
+                f"expected a head of at least 2 classes, whose rows are functionals, got {target.num_classes}: set"
+                " functionals=[isotropic]"
+            )
         self.teacher: Any = build(method, target.eval(), grid)
         if not getattr(self.teacher, "linear", False):
             raise InputError(

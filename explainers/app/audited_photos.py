@@ -219,7 +219,10 @@ def _find_folder_labels(photos: Sequence[Photo], target: TargetModel) -> Tensor:
     folders = [photo.name.rpartition("/")[0].partition("/")[0] for photo in photos]
     names = sorted(set(folders) - {""})
     if not names:
-        raise InputError(f'labels="folder": expected a folder for each class, got {len(photos)} images in one folder')
+        raise InputError(
+            f'labels="folder": expected a folder for each class, got {len(photos)} images in one folder: sort them by'
+            " class, or leave out the labels"
+        )
     indices = dict(zip(names, match_folders(names, target), strict=True)) | {"": -1}
     if "" in folders:
         count = folders.count("")

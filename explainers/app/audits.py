@@ -143,7 +143,10 @@ def start_session(
     session = Session(model, method, device=device, purpose="likeness", **settings)
     check_classes(session.target)
     if not isinstance(session.explainer, VectorExplainer):
-        raise InputError(f"method {session.method}: expected vectors of patches, which an audit needs: take {VECTORS}")
+        raise InputError(
+            f"method {session.method}: expected an explainer with vectors of patches, which an audit needs: take"
+            f" {VECTORS}"
+        )
     return session
 
 

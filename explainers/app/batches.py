@@ -93,7 +93,10 @@ class PreparedClasses:
         name = getattr(self.explainer, "__name__", type(self.explainer).__name__)
         heatmaps = read_heatmaps(self._explain(torch.tensor(classes, device=self.images.device)), name)
         if heatmaps.shape[:1] != self.images.shape[:1] or heatmaps.dim() != 3:
-            raise InputError(f"expected heatmaps (B, rows, columns) from {name}, got {list(heatmaps.shape)}")
+            raise InputError(
+                f"expected heatmaps (B, rows, columns) of {len(self.images)} images from {name}, got"
+                f" {list(heatmaps.shape)}"
+            )
         return heatmaps.float().cpu()
 
 
@@ -130,14 +133,20 @@ def check_scores(scores: Tensor, names: Sequence[str], kind: str, model: str) ->
     """Raise an InputError that names the first image whose scores, (B, ...), are not finite."""
     for row, name in zip(scores, names, strict=True):
         if not row.isfinite().all():
-            raise InputError(f"expected finite {kind} of {model} for {name}, got NaN or infinity: check its weights")
+            raise InputError(
+                f"expected finite {kind} of {model} for {name}, got NaN or infinity: check its weights, and compute in"
+                " float32 without autocast"
+            )
 
 
 def check_heatmaps(heatmaps: Tensor, names: Sequence[str], method: str) -> None:
     """Raise an InputError for heatmaps (B, rows, columns) that are not finite; warn of those that are constant."""
     for heatmap, name in zip(heatmaps, names, strict=True):
         if not heatmap.isfinite().all():
-            raise InputError(f"expected a finite heatmap of {name}, got NaN or infinity from {method}: take another")
+            raise InputError(
+                f"expected a finite heatmap of {name}, got NaN or infinity from {method}: take another method, and"
+                " compute in float32 without autocast"
+            )
     equal = [name for name, same in zip(names, is_constant(heatmaps).tolist(), strict=True) if same]
     if equal and heatmaps[0].numel() > 1:
         shown = ", ".join(equal[:3]) + f" and {len(equal) - 3} more images" * (len(equal) > 3)

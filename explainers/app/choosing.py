@@ -85,7 +85,10 @@ def choose(target: TargetModel, method: Method = "auto", purpose: Purpose = "cla
     if isinstance(explained, TargetModel):
         identity = TargetModel.identity if purpose == "classes" else TargetModel.backbone_identity
         if identity(explained) != identity(target):
-            raise InputError(f"expected an explainer of this model, got one of {explained.name} with other weights")
+            raise InputError(
+                f"expected an explainer of this model, got one of {explained.name} with other weights: give the model"
+                " explainer.target"
+            )
         if isinstance(method, nn.Module) and explained.mean.device != target.mean.device:
             method = copy.deepcopy(method).to(target.mean.device)
     return _add_label(method)

@@ -77,7 +77,8 @@ def find_text_head(target: TargetModel, head: TextHead | None = None) -> TextHea
         if not has_texts(target):
             raise InputError(
                 f"expected an image tower of CLIP or SigLIP for texts, got {target.name}: take one, such as"
-                " vit_base_patch16_clip_quickgelu_224.openai, or a text_head by explainers.text.fit_text_head"
+                " vit_base_patch16_clip_quickgelu_224.openai, or in a program a text_head, such as that of"
+                " explainers.text.fit_text_head"
             )
         return clip_text_head(target).to(target.mean.device)
     if not isinstance(head, TextHead):

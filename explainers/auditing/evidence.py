@@ -48,7 +48,10 @@ def check_classes(target: TargetModel) -> None:
     """
     check_probabilities(target, "an audit", "give a classifier, or a head of classes (--head, head=)")
     if target.num_classes < 2:
-        raise InputError(f"an audit compares classes, {target.name} has {target.num_classes}: give a head of more")
+        raise InputError(
+            f"an audit compares a class with the others, but {target.name} has {target.num_classes} class: give a"
+            " classifier, or a head of two classes or more (--head, head=)"
+        )
 
 
 def functionals(target: TargetModel, embeddings: Tensor, classes: Tensor) -> Tensor:
@@ -121,5 +124,8 @@ def to_half(values: Tensor, kind: str, model: str) -> Tensor:
     """Convert values to float16 on the CPU; an InputError for what is not finite, or beyond ±65504, there."""
     halves = values.half().cpu()
     if not halves.isfinite().all():
-        raise InputError(f"expected {kind} of {model} within ±65504, got larger ones or NaN: check its weights")
+        raise InputError(
+            f"expected {kind} within ±65504 of {model}, got NaN or larger ones: check its weights, and compute in"
+            " float32 without autocast"
+        )
     return halves

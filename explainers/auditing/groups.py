@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.auditing.evidence import Evidence, functionals
-from explainers.errors import InputError, check_positive, check_range, needs
+from explainers.errors import InputError, check_positive, needs
 from explainers.models import TargetModel
 from explainers.runtime.sampling import uniform
 
@@ -89,8 +89,11 @@ def find_groups(
             if len(vectors) < FEWEST:
                 skipped.append(of)
                 continue
-            if groups is not None:
-                check_range(1, len(vectors), groups=groups)
+            if groups is not None and groups > len(vectors):
+                raise InputError(
+                    f"expected groups of at most {len(vectors)}, the number of patches with evidence for class {of},"
+                    f" got groups={groups}: take fewer"
+                )
             found = cluster(vectors, groups or choose_number(vectors, seed), seed)
             directions.append(found)
             classes += [of] * len(found)

@@ -207,7 +207,10 @@ def check_groups(groups: Sequence[int], count: int) -> None:
     known = listed and all(fits(group, int) and 0 <= group < count for group in groups)
     if not known or not groups or len(set(groups)) < len(groups):
         given = (", ".join(map(repr, groups)) or "none") if listed else f"{groups!r}, which is no list"
-        raise InputError(f"without: expected different numbers of groups from 0 to {count - 1}, got {given}")
+        raise InputError(
+            f"without: expected different numbers of groups from 0 to {count - 1}, got {given}: take those that the"
+            " audit prints"
+        )
 
 
 def choose_strength(curve: Sequence[Price]) -> float:
@@ -332,8 +335,11 @@ def measure_moments(members: Members, edit: HeadEdit, photos: Photos, numbers: S
             sums[which] += rows.mT @ rows
             counts[which] += len(rows)
     if not all(counts):
-        part, mark = ("no patch", "others") if counts[1] else ("all patches", "fewer")
-        raise InputError(f"without: expected groups with some patches, got {part} of {len(numbers)}: mark {mark}")
+        part = "no patch" if counts[1] else "all patches"
+        raise InputError(
+            f"without: expected groups with some patches of {len(numbers)} images, got {part}: mark"
+            f" {'others' if counts[1] else 'fewer'}"
+        )
     group, others = (total / count for total, count in zip(sums, counts, strict=True))
     return group, others
 

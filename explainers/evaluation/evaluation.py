@@ -295,7 +295,10 @@ def check_heatmaps(explainer: str, heatmaps: Tensor, images: Tensor, grid: Patch
             f" grid of the evaluation, or heatmaps at its pixels, {[len(images), *grid.size]}"
         )
     if not heatmaps.isfinite().all():
-        raise InputError(f"expected finite heatmaps, got NaN or infinity from {explainer}: leave it out, or float32")
+        raise InputError(
+            f"expected finite heatmaps, got NaN or infinity from {explainer}: leave it out, or compute it in float32"
+            " (trainer.precision=32-true)"
+        )
 
 
 @torch.no_grad()

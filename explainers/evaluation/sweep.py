@@ -174,7 +174,10 @@ class Probes:
         for name in (*self.fades, *{"arcc"} & set(names)):
             check_probabilities(sweep.target, f"probes={name}", "leave it out, or take road")
         if "saco" in names and sweep.grid.num_patches < GROUPS:
-            raise InputError(f"probes=saco needs {GROUPS} patches or more, got {sweep.grid.num_patches}: leave it out")
+            raise InputError(
+                f"probes=saco needs {GROUPS} patches or more, got {sweep.grid.num_patches}: leave it out, or take a"
+                " smaller grid.patch_size"
+            )
         self.weights = random_weights(sweep.target) if "randomisation" in names else {}
 
     @property

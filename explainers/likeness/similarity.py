@@ -163,7 +163,10 @@ def _vectors_of_backbone(explainer: Explainer, images: Tensor, chunk_size: int) 
         vectors, embeddings = explainer.decompose(images)
         return vectors.detach().float(), embeddings.detach().float()
     if not getattr(explainer, "linear", False):
-        raise InputError(f"expected a linear explainer, such as AnyHead or DirectPaths, got {type(explainer).__name__}")
+        raise InputError(
+            f"expected an explainer that is linear in what it explains, got {type(explainer).__name__}: take AnyHead,"
+            " or a method such as DecompX-PLUS or DirectPaths"
+        )
     method: Any = explainer
     width = method.target.embed_dim
     seen: list[Tensor] = []
@@ -213,7 +216,10 @@ def similar_to(
     check_explains_functionals(explainer)
     width = explainer.target.embed_dim
     if others.dim() not in (2, 3) or others.shape[-1] != width:
-        raise InputError(f"expected others as [V, {width}] or [{len(images)}, V, {width}], got {list(others.shape)}")
+        raise InputError(
+            f"expected embeddings of other images, of shape [V, {width}] or [{len(images)}, V, {width}], got"
+            f" {list(others.shape)}: embed them with the same model"
+        )
     directions = F.normalize(subtract_centre(others, centre), dim=-1)
 
     def functionals(embeddings: Tensor) -> Tensor:

@@ -99,7 +99,10 @@ def as_target(
             "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
         )
     if target is not None and not callable(target):
-        raise InputError(f"target= needs a function, such as lambda output: output[:, 3], got {target!r}: give one")
+        raise InputError(
+            f"target= needs a function of what the module returns, got {target!r}: give one, such as lambda output:"
+            " output[:, 3]"
+        )
     transform = None
     if processor is not None:
         found = read_processor(processor)

@@ -242,7 +242,10 @@ def save_target(target: TargetModel, path: Path) -> None:
     weights, head = target.backbone.state_dict(), target.head
     layers = target.backbone.pretrained_cfg.get("classifier")
     if layers is None or not isinstance(head, nn.Linear | DistilledHead):
-        raise InputError(f"expected a linear head to write to {path}, got a {type(head).__name__} of {target.name}")
+        raise InputError(
+            f"expected a model of timm with a linear head to write to {path}, got {target.name} with a"
+            f" {type(head).__name__}: take such a model, or save its state_dict"
+        )
     layers = (layers,) if isinstance(layers, str) else layers
     if isinstance(head, DistilledHead):
         parts: list[Any] = [(part.weight, part.bias) for part in (head.head, head.head_dist)]

@@ -232,7 +232,10 @@ def check_head_gives_logits(head: nn.Module, embed_dim: int) -> None:
     with torch.no_grad():
         outputs = head(1e3 * embeddings.to(weight))
     if ((outputs >= 0) & (outputs <= 1)).all() and (outputs != outputs[:1]).any():
-        raise InputError("head= gives probabilities: leave out its last softmax, or its sigmoid with score=sigmoid")
+        raise InputError(
+            "head= gives probabilities, but logits are explained: leave out its last softmax or sigmoid; for a sigmoid"
+            " then give score=sigmoid"
+        )
 
 
 def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[str]) -> Path:

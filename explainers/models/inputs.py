@@ -25,7 +25,10 @@ def zero_to_one(images: Tensor) -> Tensor:
         InputError: for images of another type, which may be scaled already, or for a single image (C, H, W).
     """
     if images.dtype not in WHITE:
-        raise InputError(f"expected uint8 images, from 0 to 255, got {_name(images)}: the model normalises them itself")
+        raise InputError(
+            f"expected uint8 images, which every model normalises itself, got {_name(images)}: give the pixels of the"
+            " file, from 0 to 255"
+        )
     if images.dim() != 4:
         raise InputError(
             f"expected images of shape (B, C, H, W), got {list(images.shape)}: give a single image as images[None]"

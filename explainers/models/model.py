@@ -93,7 +93,10 @@ class TargetModel(nn.Module):
             names, score = (model.classes, score or model.score) if head is None else ([], score)
             model, head = model.backbone, model.head if head is None else head
         if not hasattr(model, "reset_classifier"):
-            raise InputError(f"expected a classifier of timm, got {type(model).__name__}: give as_target(model)")
+            raise InputError(
+                f"expected a classifier of timm, got {type(model).__name__}: convert a model of another library with"
+                " explainers.models.as_target(model)"
+            )
         memo: dict[int, Any] = {}
         model, head = (copy_module(each, memo) if isinstance(each, nn.Module) else each for each in (model, head))
         self.distilled = isinstance(model, VisionTransformerDistilled)
@@ -220,13 +223,15 @@ class TargetModel(nn.Module):
         strict = getattr(embed, "strict_img_size", False) and getattr(embed, "img_size", None)
         if strict and (own := PatchGrid(strict, 1)).size != grid.size:
             raise InputError(
-                f"expected a grid of images of {own.size[0]} × {own.size[1]} pixels, as {self.name} has, got {height} ×"
-                f" {width}: set grid.image_size={own.image_size}, or ++target.model.img_size={grid.image_size}"
+                f"expected a grid of images of {own.size[0]} × {own.size[1]} pixels, as {self.name} takes, got"
+                f" {height} × {width}: set grid.image_size={own.image_size}, or"
+                f" ++target.model.img_size={grid.image_size}"
             )
         if self.patch_size not in (None, grid.patch_size) and not grid.differs:
             raise InputError(
                 f"expected a grid of patches of {self.patch_size} pixels, as {self.name} has, got {grid.patch_size}:"
-                f" set it to {self.patch_size}, or allow another by ++grid.differs=true (PatchGrid(..., differs=True))"
+                f" set grid.patch_size={self.patch_size}, or ++grid.differs=true (PatchGrid(..., differs=True)) to"
+                " allow another"
             )
 
     @property
@@ -342,7 +347,10 @@ class TargetModel(nn.Module):
                 return features.flatten(1, 2)
             if features.shape[1] == self.embed_dim:
                 return features.flatten(2).mT
-        raise InputError(f"expected a ViT, a Swin or a ResNet to embed single patches, got {self.name}")
+        raise InputError(
+            f"expected a model that can embed single patches like images, got {self.name}: take a ViT with a class"
+            " token or average pooling, a Swin or a ResNet"
+        )
 
     def map_channels(self, blocks: Sequence[int]) -> list[int]:
         """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`.

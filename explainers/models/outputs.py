@@ -80,7 +80,10 @@ def check_no_probabilities(logits: Tensor, name: str) -> None:
     """Raise an InputError for logits (3, K) with a graph that are the output of a softmax, sigmoid or tanh."""
     sums = logits.sum(1)
     if logits.shape[1] > 1 and (logits >= 0).all() and torch.allclose(sums, sums.mean().clamp(min=1e-3), rtol=1e-4):
-        raise InputError(f"expected logits of {name}, got probabilities, which sum to {sums[0]:.3g}: leave out softmax")
+        raise InputError(
+            f"expected logits of {name}, got probabilities, which sum to {sums[0]:.3g}: leave out its softmax, or"
+            " return their logarithm"
+        )
     last = logits.grad_fn
     while last is not None and last.name().startswith(RESHAPES):
         last = last.next_functions[0][0]
@@ -88,7 +91,10 @@ def check_no_probabilities(logits: Tensor, name: str) -> None:
     if kind in ("sigmoid", "tanh"):
         what = "probabilities" if kind == "sigmoid" else "values"
         otherwise = "leave out its sigmoid and give score=sigmoid, or " if kind == "sigmoid" else ""
-        raise InputError(f"expected logits of {name}, got {what} of a {kind}: {otherwise}give score=value")
+        raise InputError(
+            f"expected logits of {name}, got {what} of a {kind}: {otherwise}give score=value to explain them as they"
+            " are"
+        )
 
 
 def are_embeddings(outputs: Tensor, given: Inputs) -> bool:

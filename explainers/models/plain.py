@@ -331,8 +331,9 @@ def take_logits(output: Any, name: str) -> Tensor:
     logits = logits[0] if isinstance(logits, tuple) and logits else logits
     if not isinstance(logits, Tensor):
         raise InputError(
-            f"expected logits (B, K) of {name}, got {type(output).__name__}: wrap the model in a module that returns"
-            " them, or give target=, a function that reads one number for each image of what the model returns"
+            f"expected logits (B, K) of {name}, as a tensor, an output with .logits, a dictionary with 'logits', or the"
+            f" first of a tuple, got {type(output).__name__}: wrap the model in a module that returns its logits, or"
+            " give target=, a function that reads one number for each image of what the model returns"
         )
     return logits
 
@@ -343,7 +344,8 @@ def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
         kind = str(logits.dtype).removeprefix("torch.")
         raise InputError(
             f"expected floating-point logits of shape (B, K) of {name}, got {kind} of shape {list(logits.shape)} for 3"
-            " images: return a row of logits for each, or give target=, a function that reads one number for each"
+            " images: wrap the model in a module that returns one row of logits for each image, or give target=, a"
+            " function that reads one number for each image"
         )
     if not logits.isfinite().all():
         where = "the mean image" if logits[:2].isfinite().all() else "random images"
@@ -352,7 +354,8 @@ def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
     if not difference <= 1e-3 * max(1.0, logits.abs().max().item()):
         raise InputError(
             f"expected {name} to give an image the same logits at every call and in every batch, got a difference of"
-            f" {difference:.2g}: switch off randomness (F.dropout needs training=self.training) and batch statistics"
+            f" {difference:.2g}: switch off randomness (F.dropout needs training=self.training) and statistics of the"
+            " batch"
         )
 
 

@@ -57,7 +57,10 @@ def read_processor(processor: Any) -> Preprocessing:
         transform = ImageTransform((crop, crop), "center", crop / resized, processor.interpolation.value)
         return Preprocessing(transform, processor.mean, processor.std)
     if not hasattr(processor, "to_dict") or "size" not in (fields := processor.to_dict()):
-        raise InputError(f"processor= needs transformers' or weights.transforms(), got {type(processor).__name__}")
+        raise InputError(
+            "processor= needs an image processor of transformers, or the weights.transforms() of a classifier of"
+            f" torchvision, got {type(processor).__name__}"
+        )
     offset = float(fields.get("rescale_offset") or False)
     scale = 255 * fields.get("rescale_factor", 1 / 255)
     normalises = fields.get("do_normalize", True)
@@ -90,7 +93,10 @@ def _read_resize(name: str, fields: Mapping[str, Any]) -> ImageTransform:
         )
     others = fields.get("do_pad") or "longest_edge" in size
     if not fields.get("do_resize", True) or others or fraction > 1 or not even:
-        raise InputError(f"processor= needs one that resizes photos and pads none, got {name} with size {dict(size)}")
+        raise InputError(
+            "processor= needs one that resizes photos to a height and width or their short side, and pads none,"
+            f" got {name} with size {dict(size)}"
+        )
     interpolation = Image.Resampling(int(fields["resample"])).name.lower()
     return ImageTransform(seen, resize, fraction, interpolation, rounds=False)
 

@@ -64,7 +64,11 @@ class CAM(PatchVectors):
         shape, generator = (1, target.channels, *grid.size), torch.Generator().manual_seed(0)
         noise = torch.rand(shape, generator=generator, dtype=torch.float32).to(target.mean.device)
         if not self._averages(noise):
-            raise UnsupportedModel("a model that averages its last feature map", target.name, "a CNN, or DirectPaths")
+            raise UnsupportedModel(
+                "a model that averages its last feature map",
+                target.name,
+                "a CNN such as ResNet, or a method for transformers, such as DirectPaths",
+            )
 
     @torch.no_grad()
     def _averages(self, normalised: Tensor) -> bool:
@@ -123,20 +127,7 @@ class PathVectors(PatchVectors):
         return embeddings, lambda functionals: self._paths(record, functionals).mT
 
 
-class BlockPaths(PathVectors):
-    """Paths out of blocks of attention: those from `start` on."""
-
-    check: Callable[[TargetModel, Sequence[int]], None]
-
-    def __init__(
-        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
-    ) -> None:
-        super().__init__(target, grid, output)
-        self.blocks = list(range(layer_index(target, start), len(find_blocks(target))))
-        self.check(target, self.blocks)
-
-
-class DirectPaths(BlockPaths):
+class DirectPaths(PathVectors):
     """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
 
     For CLIP, it is the decomposition over patches of Gandelsman et al. (ICLR 2024).
@@ -145,10 +136,17 @@ class DirectPaths(BlockPaths):
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
     """
 
-    recorder, check = staticmethod(record_direct), staticmethod(check_direct)
+    recorder = staticmethod(record_direct)
+
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
+    ) -> None:
+        super().__init__(target, grid, output)
+        self.blocks = list_blocks(target, start)
+        check_direct(target, self.blocks)
 
 
-class PathFlow(BlockPaths):
+class PathFlow(PathVectors):
     """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
 
     `explainers.transformer.path_flow` has the formulas, and says for which models paths lead through MLPs.
@@ -157,7 +155,14 @@ class PathFlow(BlockPaths):
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
     """
 
-    recorder, check = staticmethod(record_flow), staticmethod(check_flow)
+    recorder = staticmethod(record_flow)
+
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
+    ) -> None:
+        super().__init__(target, grid, output)
+        self.blocks = list_blocks(target, start)
+        check_flow(target, self.blocks)
 
 
 class StagePaths(PathVectors):
@@ -181,3 +186,8 @@ class StagePaths(PathVectors):
     def _read(self, images: Tensor) -> tuple[Tensor, StageRecord]:
         embeddings, _, record = record_stage_paths(self.target, self.target.normalise(images), self.stages)
         return embeddings, record
+
+
+def list_blocks(target: TargetModel, start: int | None) -> list[int]:
+    """Return the indices of the blocks from `start` on; `None` is the middle one."""
+    return list(range(layer_index(target, start), len(find_blocks(target))))

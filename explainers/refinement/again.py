@@ -176,7 +176,10 @@ def split_passes(passes: int) -> tuple[int, int]:
 def check_seen(removal: Removal) -> None:
     """Raise an InputError for a removal that leaves no whole image to explain."""
     if removal not in ("zero", "black"):
-        raise InputError(f"expected removal=zero or black, got removal={removal}: take that of zero, or fit=ranking")
+        raise InputError(
+            f"expected removal=zero or black, because explainers take whole images, got removal={removal}: take the"
+            " order of removal=zero, or refine with fit=ranking"
+        )
 
 
 def _bind(

@@ -108,7 +108,10 @@ def check_passes(**numbers: int) -> None:
     check_pairs(**numbers)
     for name, number in numbers.items():
         if number < FEWEST:
-            raise InputError(f"expected at least {FEWEST} passes, got {name}={number}: take {2 * FEWEST}")
+            raise InputError(
+                f"expected at least {FEWEST} passes, because fewer cannot tell the size of the prior, got"
+                f" {name}={number}: take {2 * FEWEST}"
+            )
 
 
 def check_pairs(**numbers: int) -> None:
@@ -117,7 +120,10 @@ def check_pairs(**numbers: int) -> None:
     check_positive(**numbers)
     for name, number in numbers.items():
         if number % 2:
-            raise InputError(f"expected an even number of passes, got {name}={number}: take {number + 1}")
+            raise InputError(
+                f"expected an even number of passes, two for each pair of masked images, got {name}={number}: take"
+                f" {number + 1}"
+            )
 
 
 def find_round(pair: int) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """The prior of a refinement: an explainer, the model that it explains, and what it says about images."""
 
+import os
+import threading
 from typing import Any
 
 import torch
@@ -10,11 +12,11 @@ from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import check_explains_functionals
-from explainers.runtime.locks import ModelLock
 from explainers.runtime.modes import to_float64
 
-COMPUTING = ModelLock()
+COMPUTING = threading.RLock()
 """Held while a model computes for a refinement: methods attach hooks to it, which other threads would call."""
+os.register_at_fork(before=COMPUTING.acquire, after_in_parent=COMPUTING.release, after_in_child=COMPUTING.release)
 
 
 class Prior:
@@ -89,7 +91,10 @@ def find_target(explainer: Any, target: Any) -> TargetModel:
     It may differ from that of an explainer with vectors by its head.
     """
     if target is not None and not isinstance(target, TargetModel):
-        raise InputError(f"expected target as a TargetModel, got {type(target).__name__}: give as_target(model)")
+        raise InputError(
+            f"expected target as a TargetModel, got {type(target).__name__}: give TargetModel(model), or for a model of"
+            " no library explainers.models.as_target(model)"
+        )
     own = getattr(explainer, "target", None)
     if isinstance(own, TargetModel):
         if target is None or own is target:
@@ -104,7 +109,10 @@ def find_target(explainer: Any, target: Any) -> TargetModel:
             )
         return target
     if target is None:
-        raise InputError(f"expected an explainer with its model, got {type(explainer).__name__}: give it as target=")
+        raise InputError(
+            f"expected an explainer with the model that it explains, got {type(explainer).__name__}: give the model"
+            " as target=..."
+        )
     return target
 
 

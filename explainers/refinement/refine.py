@@ -93,7 +93,10 @@ def refine(
     if classes is not None and functionals is not None:
         raise InputError("expected classes or functionals, got both: read the classes with of(classes) afterwards")
     if functionals is not None and functionals.dim() != 2:
-        raise InputError(f"expected functionals [{len(images)}, D], got {list(functionals.shape)}: read others later")
+        raise InputError(
+            f"expected one functional for each image, of shape [{len(images)}, D], got {list(functionals.shape)}: read"
+            " others with explain(functionals) afterwards"
+        )
     check_explainer(explainer)
     target = find_target(explainer, target).in_eval_mode()
     check_removal(target, removal)

@@ -152,7 +152,10 @@ class Refinement:
             name = type(self.prior.explainer).__name__
             if self.prior.passes:
                 raise InputError("expected vectors of a fit, got fit=again, which ranks patches: take fit=ranking")
-            raise InputError(f"expected an explainer with vectors, such as AnyHead, got {name}: use of(classes)")
+            raise InputError(
+                f"expected an explainer with vectors, such as AnyHead, or none, got {name}, which has heatmaps: use"
+                " of(classes) or explain(functionals)"
+            )
         return self._fit_vectors(self.prior.vectors, len(self.pairs)).values.to(self.prior.vectors)
 
     def more(self, passes: int) -> Self:

@@ -35,7 +35,10 @@ class Reference:
 
     def __post_init__(self) -> None:
         if self.target not in self.values:
-            raise InputError(f"reference.target: expected one of {', '.join(self.values)}, got {self.target}")
+            raise InputError(
+                f"expected a target that the {self.source} has values of, got {self.target}: "
+                f"set reference.target to one of {', '.join(self.values)}"
+            )
 
     def title(self, column: str) -> str:
         """The title of the column of published values beside the measured ones, given the title of these."""

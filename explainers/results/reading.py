@@ -73,7 +73,8 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
                 if name in merged and _without_costs(merged[name]) != _without_costs(numbers):
                     raise InputError(
                         f"expected one result of {name} on {task}, got two, in {origin[task, name]} and {path}: "
-                        "leave a file out, or measure one by another name (+explainers@explainers.<name>=...)"
+                        "leave a file out, or measure one of them under another name:"
+                        " +explainers@explainers.<name>=..."
                     )
                 origin.setdefault((task, name), path)
                 merged.setdefault(name, numbers)

@@ -150,7 +150,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         who = holder.read_text(encoding="utf-8") if holder.exists() else "another process"
-        raise InputError(f"{folder} is in use by {who}: wait until it ends, or name this run (name=...)") from None
+        raise InputError(
+            f"{folder} is in use by {who}: wait until that command ends, or give this run its own name (name=...)"
+        ) from None
     try:
         write_atomically(holder, f"process {os.getpid()} on {socket.gethostname()}")
         os.environ[LOCKED] = str(folder)

@@ -1,6 +1,7 @@
 """The files and folders that a command reads, looked for before anything is imported that takes seconds."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -45,8 +46,37 @@ def check_files(cfg: DictConfig, starts: bool) -> None:
         cfg: the config of a run.
         starts: whether nothing is measured yet: what is measured needs no explainers.
     """
+    texts = find_texts(cfg, *MODELS, "explainers", "tasks")
+    own = {key.split(".", 2)[2] for key in texts if key.startswith("tasks.")}  # a task's value counts, not the common
+    files = {key: read_file_name(cfg, key, text) for key, text in texts.items() if key not in own}
     typed = " ".join(map(str, HydraConfig.get().overrides.task))
-    for key, path in sorted(find_files(cfg).items(), key=lambda item: item[1] not in typed):
+    check_model_files(dict(sorted(files.items(), key=lambda item: str(item[1]) not in typed)), starts)
+
+
+def find_texts(cfg: DictConfig, *places: str) -> dict[str, str]:
+    """Dotted key → text of all leaves below these keys of a config that are texts; interpolations stay."""
+    nodes = {place: OmegaConf.select(cfg, place) for place in places}
+    parts = [leaves(OmegaConf.to_container(node), place) for place, node in nodes.items() if OmegaConf.is_config(node)]
+    return {key: value for part in parts for key, value in part if isinstance(value, str)}
+
+
+def read_file_name(cfg: DictConfig, key: str, text: str) -> str | None:
+    """The file of weights that a setting names; None for other settings, whose interpolations may need the model."""
+    names_file = text.endswith(SUFFIXES) or key.rpartition(".")[2] in FILES
+    value = OmegaConf.select(cfg, key) if names_file else None
+    return value if isinstance(value, str) and (value.endswith(SUFFIXES) or key.endswith("checkpoint_path")) else None
+
+
+def check_model_files(files: Mapping[str, str | None], starts: bool) -> None:
+    """Raise an InputError that names a missing or damaged file of weights, which timm does not.
+
+    Args:
+        files: dotted key → file; None, an empty text and addresses of the Hub are no files.
+        starts: see `check_files`.
+    """
+    for key, path in files.items():
+        if not path or "://" in path:
+            continue
         there = os.path.isfile(path)
         if not there and (starts or key.endswith("checkpoint_path")):
             program = "`python train.py experiment=linear_head`" if key.endswith(".head") else "train.py"
@@ -57,19 +87,3 @@ def check_files(cfg: DictConfig, starts: bool) -> None:
                     pass
             except SafetensorError as error:
                 raise InputError(f"{path}: expected weights, got a damaged file: write or fetch it again") from error
-
-
-def find_files(cfg: DictConfig) -> dict[str, str]:
-    """Dotted key → file of weights that a config names; addresses of the Hub are no files."""
-    settings = {place: OmegaConf.select(cfg, place) for place in (*MODELS, "explainers", "tasks")}
-    texts = dict(leaves(OmegaConf.to_container(OmegaConf.create(settings))))  # interpolations stay
-    own = {key.split(".", 2)[2] for key in texts if key.startswith("tasks.")}  # a task's value counts, not the common
-    files = {}
-    for key, text in texts.items():
-        name = key.rpartition(".")[2]
-        if key in own or not isinstance(text, str) or not (text.endswith(SUFFIXES) or name in FILES):
-            continue  # whose interpolations may need the model
-        value = str(OmegaConf.select(cfg, key) or "")
-        if (value.endswith(SUFFIXES) or name == "checkpoint_path") and value and "://" not in value:
-            files[key] = value
-    return files

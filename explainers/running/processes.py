@@ -60,7 +60,10 @@ def check_image_count(trainer: DictConfig, data: Any, split: str) -> None:
     """Raise an InputError if a split of `data` has fewer images than there are processes to measure them."""
     processes = count_all_processes(trainer)
     if processes > 1 and data.size(split) < processes:
-        raise InputError(f"expected a {split} image for each of {processes} processes, got {data.size(split)}")
+        raise InputError(
+            f"expected one {split} image or more for each of {processes} processes, got {data.size(split)}: use fewer"
+            " processes (trainer.devices=...), or more images"
+        )
 
 
 def launch(trainer: DictConfig) -> bool:
@@ -114,13 +117,17 @@ def is_launched(trainer: Mapping[str, Any]) -> bool:
         tasks = int(environment["SLURM_NTASKS"]) // started_machines
         started = int(environment.get("SLURM_NTASKS_PER_NODE", tasks))
     elif machines > 1:
-        raise InputError(f"expected torchrun or srun on {machines} machines, got neither: see docs/training.md")
+        raise InputError(
+            f"expected torchrun or srun to start processes on {machines} machines (trainer.num_nodes), got neither:"
+            " start this command with one of them, see docs/training.md"
+        )
     else:
         return "LOCAL_RANK" in environment
     if (started, started_machines) != (processes, machines):
         raise InputError(
             f"expected {processes} processes on each of {machines} machines, got {started} on each of"
             f" {started_machines}: set trainer.devices={started} trainer.num_nodes={started_machines}, or start more"
+            " with torchrun or srun"
         )
     return True
 

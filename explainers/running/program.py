@@ -13,11 +13,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra import errors
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import (
+    CompactHydraException,
+    ConfigCompositionException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
 from safetensors import SafetensorError
 
 from explainers.errors import InputError, suggest_names
@@ -30,7 +41,7 @@ from explainers.running.targets import COMPOSING, check_not_hidden, named_option
 TRACEBACK = "HYDRA_FULL_ERROR"
 """Environment variable; with 1, a user asks for tracebacks, unless `start` has set it together with `COMPOSING`."""
 
-MISTAKES = (InputError, errors.InstantiationException, OmegaConfBaseException)
+MISTAKES = (InputError, InstantiationException, OmegaConfBaseException)
 
 FULL = "free space on its disk, or write to another one"
 DENIED = "change its permissions, or use another path"
@@ -60,7 +71,23 @@ Experiments; the head of configs/experiment/NAME.yaml says what one needs, how l
 
 {experiments}
 
-{options}"""
+Options:
+
+{options}
+
+All of them: {page}"""
+
+OPTIONS = {
+    "--cfg job": "prints the config, with all keys that can be set",
+    "--hydra-help": "lists the flags of Hydra, which composes the config",
+    "GROUP=NAME": "takes another file of configs/GROUP, or name in configs/names: target=vit_tiny",
+    "weights=FILE": "reads the target's weights from a file",
+}
+OWN_OPTIONS = {
+    "train.py": {"debug=fast": "one batch: does it run?", "-m KEY=A,B": "a sweep: one run for each value"},
+    "eval.py": {"tasks=[A,B] methods=[C,D]": "what to measure: names of data, and of `explainers list`"},
+}
+PAGES = {"train.py": "docs/training.md", "eval.py": "docs/evaluation.md"}
 
 
 def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
@@ -69,7 +96,7 @@ def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
     Args:
         program: the decorated function.
         configs: folder of the config files.
-        what: what the program does, and its options in further paragraphs, for `--help`.
+        what: what the program does, for `--help`.
     """
     if {"--help", "-h"} & set(sys.argv[1:]):
         print(format_help(Path(sys.argv[0]).name, what, configs))
@@ -82,9 +109,9 @@ def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
     try:
         check_program(sys.argv, configs)
         program()
-    except (InputError, errors.ConfigCompositionException, errors.OverrideParseException) as error:
+    except (InputError, ConfigCompositionException, OverrideParseException) as error:
         sys.exit(f"error: {explain_command_error(error, configs)}")
-    except errors.CompactHydraException as error:  # jobs of a sweep have failed, whose errors are printed
+    except CompactHydraException as error:  # jobs of a sweep have failed, whose errors are printed
         sys.exit(str(error))
     except (OSError, ValueError) as error:  # Hydra's, of a folder where it cannot log, or of a group without a file
         message = explain_disk_error(error.__cause__ or error)
@@ -102,7 +129,10 @@ def check_program(command: list[str], configs: Path) -> None:
         path = configs / "experiment" / f"{name}.yaml"
         program = COMMAND.search(path.read_text(encoding="utf-8")) if path.is_file() else None
         if program and own != program[1]:
-            raise InputError(f"{name} is one of {program[1]}, not {own}: python {program[1]} experiment={name}")
+            raise InputError(
+                f"expected an experiment of {own}, got {name}, which is one of {program[1]}: run python {program[1]}"
+                f" experiment={name}"
+            )
 
 
 def format_help(program: str, what: str, configs: Path) -> str:
@@ -114,9 +144,9 @@ def format_help(program: str, what: str, configs: Path) -> str:
             text = head.partition("\n# ")[2].replace("\n# ", " ")
             name = path.relative_to(folder).with_suffix("").as_posix()
             experiments[name] = re.split(r"\.\s|(?<=\?)\s", text)[0]  # the first sentence
-    first, _, options = what.partition("\n\n")
+    options = format_rows(OPTIONS | OWN_OPTIONS[program])
     rows = format_rows(experiments)
-    return HELP.format(program=program, what=first, experiments=rows, options=options.rstrip())
+    return HELP.format(program=program, what=what, experiments=rows, options=options, page=PAGES[program])
 
 
 def format_rows(table: Mapping[str, str]) -> str:
@@ -181,7 +211,7 @@ def explain_command_error(error: Exception, configs: Path) -> str:
     """The message for an error that Hydra raised while it composed a config."""
     text = " ".join(str(error).split())
     cause = error.__cause__
-    if isinstance(error, errors.MissingConfigException) and error.missing_cfg_file:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         missing = str(error.missing_cfg_file)
         in_folders = missing.startswith("experiment/")  # the one group whose names have folders
         group, _, name = missing.partition("/") if in_folders else missing.rpartition("/")
@@ -202,7 +232,7 @@ def explain_command_error(error: Exception, configs: Path) -> str:
         groups = sorted(path.name for path in configs.iterdir() if path.is_dir() and path.name != unknown[1])
         suggestion = f"did you mean {unknown[2]}?" if unknown[2] else suggest_names(unknown[1], groups)
         return f"no group {unknown[1]} in the config of this program: {suggestion}"
-    if isinstance(error, errors.OverrideParseException):
+    if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
         advice = f"quote the value, as in {quote_value(key, value)}" if value else "write key=value"
         return f"cannot read {error.override!r}: {text.partition(' See https')[0]}: {advice}"
@@ -228,20 +258,25 @@ def explain_run_error(error: BaseException) -> str | None:
     while type(error) is InterpolationResolutionError and error.__context__ is not None:  # of a resolver
         error = error.__context__
     cause = error
-    while isinstance(cause, errors.InstantiationException) and cause.__cause__ is not None:
+    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__
     if isinstance(cause, InputError):
         return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
     if type(cause).__name__ == "LocalEntryNotFoundError":  # of the Hub
-        return "expected weights in the cache or from huggingface.co, got no connection: give weights=FILE, or connect"
+        return (
+            "expected weights in the cache or from huggingface.co, got no connection: give the target's as"
+            " weights=FILE, or connect this machine"
+        )
     if isinstance(cause, OSError | SafetensorError):
         return explain_disk_error(cause)
     if error is not cause and isinstance(cause, RuntimeError) and re.search("state_dict|checkpoint", str(cause)):
         from explainers.models.fetching import difference  # timm has read a file
 
-        mend = "name their model (target=...), its ++target.model.num_classes=..., or another file (weights=...)"
-        return f"expected weights of this model, got others: {difference(cause)}; {mend}"
-    if isinstance(error, errors.InstantiationException):  # Hydra's text has three lines
+        return (
+            f"expected weights of this model, got others: {difference(cause)}; name the model that they belong to"
+            " (target=...), its number of classes (++target.model.num_classes=...), or another file (weights=...)"
+        )
+    if isinstance(error, InstantiationException):  # Hydra's text has three lines
         text = re.sub(r"full_key: (\S+)", r"(its settings are \1; HYDRA_FULL_ERROR=1 shows where)", str(error))
         return re.sub(r"""(\w+)\((["'])(.*)\2\)""", r"\1: \3", text, flags=re.DOTALL)
     of_lightning = type(cause).__name__ == "MisconfigurationException"  # by its name, which needs no import

@@ -1,6 +1,5 @@
 """The record of a run in its folder: config, versions and hashes of weight files, which a resumed run must share."""
 
-import copy
 import json
 import math
 import os
@@ -100,13 +99,14 @@ def leave_out(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     >>> leave_out({"seed": 0, "trainer": {"devices": 2, "precision": "32-true"}}, ["seed", "trainer.devices"])
     {'trainer': {'precision': '32-true'}}
     """
-    kept: dict[str, Any] = copy.deepcopy(dict(config))
-    for *places, name in (key.split(".") for key in keys):
-        node = kept
-        for place in places:
-            node = node.get(place) or {}
-        node.pop(name, None)
-    return kept
+    below: dict[str, list[str]] = {}
+    for first, _, rest in (key.partition(".") for key in keys):
+        below.setdefault(first, []).append(rest)
+    kept = {name: value for name, value in config.items() if "" not in below.get(name, ())}
+    return {
+        name: leave_out(value, below[name]) if name in below and isinstance(value, dict) else value
+        for name, value in kept.items()
+    }
 
 
 def read_file(path: Path, parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
@@ -135,7 +135,10 @@ def write_metrics(path: Path, metrics: Mapping[str, float], objective: str) -> N
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     write_atomically(path, json.dumps(finite, indent=2))
     if objective in metrics.keys() - finite.keys():
-        raise InputError(f"objective={objective}: expected a finite number, got {metrics[objective]}: choose another")
+        raise InputError(
+            f"objective={objective}: expected a finite number, got {metrics[objective]}: choose another objective, or"
+            " train with a lower learning rate"
+        )
 
 
 def count_images_per_step(config: Mapping[str, Any], processes: int) -> int | None:

@@ -48,8 +48,10 @@ class ResumeTest(Callback):
             return
         state = torch.load(self._path(trainer), map_location="cpu", weights_only=True)
         if state["key"] != self.key:
-            batches = f"{state['batches']} batches in {self._path(trainer)}"
-            print(f"{self.task}: measured from the start: the {batches} are of other images or settings")
+            print(
+                f"{self.task}: measured from the start: the {state['batches']} batches in {self._path(trainer)} are of"
+                " other images or settings"
+            )
             return
         for name, metric in _metrics(pl_module).items():
             for part, value in state["metrics"][name].items():

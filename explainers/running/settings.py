@@ -67,7 +67,10 @@ def check_settings(cfg: DictConfig, **own: type) -> None:
     check_types(cfg, "", **own)
     check_range(0, 2**32 - 1, seed=cfg.seed)
     if str(cfg.trainer.precision) not in PRECISIONS:
-        raise InputError(f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {cfg.trainer.precision}")
+        raise InputError(
+            f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {cfg.trainer.precision}: weights have to"
+            " be in float32, because images are normalised in it"
+        )
 
 
 def check_keys(cfg: DictConfig, program: Path) -> None:
@@ -151,12 +154,11 @@ def check_types(node: DictConfig, place: str = "", **own: type) -> None:
     explainers.errors.InputError: expected data.batch_size of type int, got 'eight'
     """
     given: list[Any] = [name for name in node if not OmegaConf.is_missing(node, str(name))]
-    hints = _read_hints(str(node._target_)) if "_target_" in given else own
-    for name, hint in hints.items():
-        if name not in given or OmegaConf.is_dict(node[name]):
-            continue
+    hints, defaults = _read_arguments(str(node._target_)) if "_target_" in given else (own, {})
+    for name in (name for name in hints if name in given and not OmegaConf.is_dict(node[name])):
         value = OmegaConf.to_container(node[name]) if OmegaConf.is_list(node[name]) else node[name]
-        if not fits(value, hint) and (value is not None or name not in own):
+        if not fits(value, hints[name]) and (value is not None or defaults.get(name, value) is not None):
+            hint = hints[name]
             kind = hint.__name__ if isinstance(hint, type) else re.sub(r"(\w+\.)+", "", str(hint))
             kind = kind.replace("Sequence[", "list[").replace("None", "null")
             raise InputError(f"expected {place}{name} of type {kind}, got {value!r}")
@@ -166,17 +168,19 @@ def check_types(node: DictConfig, place: str = "", **own: type) -> None:
 
 
 @cache
-def _read_hints(target: str) -> dict[str, Any]:
-    """Type hints of the arguments of a `_target_`, null allowed where it is the default; none if they are not known."""
+def _read_arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Type hints and default values of the arguments of a `_target_`; none where they cannot be read."""
     try:
         built: Any = get_object(target)
         function = built.__init__ if isinstance(built, type) else built  # type: ignore[misc]
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
         hints = get_type_hints(function)
     except (ImportError, NameError, TypeError, ValueError, HydraException):
-        return {}  # building it raises the reason
-    known = {name: hint for name, hint in hints.items() if name in parameters}
-    return {name: hint if parameters[name].default is not None else hint | None for name, hint in known.items()}
+        return {}, {}  # building it raises the reason
+    return (
+        {name: hint for name, hint in hints.items() if name in signature.parameters},
+        {name: parameter.default for name, parameter in signature.parameters.items()},
+    )
 
 
 def use_weights(cfg: DictConfig) -> None:

@@ -141,8 +141,12 @@ def model_default(name: str, *, _root_: DictConfig) -> Any:
     return OmegaConf.create(value) if isinstance(value, list) else value  # as if a file had it
 
 
+def fastest_precision(accelerator: str) -> str:
+    """Lightning's name of the fastest precision; resolves `${fastest_precision:...}` of configs/trainer."""
+    return str(import_defaults().fastest_precision(accelerator))
+
+
 for plugin in (WithoutFiles, SearchedLast):
     Plugins.instance().register(plugin)
 OmegaConf.register_new_resolver("model_default", model_default, replace=True)
-precision = "fastest_precision"  # of configs/trainer
-OmegaConf.register_new_resolver(precision, lambda *on: import_defaults().fastest_precision(*on), replace=True)
+OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=True)

@@ -47,7 +47,10 @@ def ignore_lightnings_signals(trainer: Trainer) -> None:
 def choose_accelerator(wanted: str) -> str:
     """Lightning's accelerator for `trainer.accelerator`: the CPU instead of Apple's GPU (MPS), which has no float64."""
     if wanted == "mps" or wanted == "gpu" and torch.backends.mps.is_available():
-        raise InputError(f"expected trainer.accelerator=cpu, got {wanted}: Apple's GPUs (MPS) have no float64")
+        raise InputError(
+            f"expected trainer.accelerator=cpu on this machine, got {wanted}: Apple's GPUs (MPS) have no float64, in"
+            " which metrics are summed"
+        )
     if wanted != "auto" or not torch.backends.mps.is_available():
         return wanted
     rank_zero_only(print)("computing on the CPU, because Apple's GPU (MPS) has no float64, in which metrics are summed")
@@ -63,7 +66,10 @@ def read_progress(checkpoint: Path | None) -> tuple[int, int, dict[str, float]]:
         epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
         return int(saved["global_step"]), int(epochs), dict(saved.get("metrics", {}))
     except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
-        raise InputError(f"{checkpoint}: expected a checkpoint of a run, got another file: delete it") from error
+        raise InputError(
+            f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or another kind of file: resume from"
+            " another checkpoint (ckpt_path=...), or delete it to start the run again"
+        ) from error
 
 
 def check_length(trainer: DictConfig, step: int, epochs: int) -> None:
@@ -119,4 +125,7 @@ class CheckSharedFolder(Callback):
         strategy: Any = trainer.strategy
         same = strategy.reduce_boolean_decision(strategy.broadcast(self.step) == self.step)
         if not is_shared(self.folder, strategy) or not same:
-            raise InputError(f"expected a folder that all machines share, got {self.folder}: set hydra.run.dir to one")
+            raise InputError(
+                f"expected a folder that all machines share, got {self.folder}, where one machine does not see the"
+                " files of another: start the command in a folder of a shared file system, or set hydra.run.dir to one"
+            )

@@ -234,7 +234,10 @@ def recipe(instance: object, without: Collection[str] = ()) -> Identity:
         if name in WITHOUT_EFFECT or name in without:
             continue
         if not hasattr(instance, name):
-            raise TypeError(f"expected {type(instance).__name__} to keep its argument {name}: add self.{name} = {name}")
+            raise TypeError(
+                f"expected {type(instance).__name__} to keep its argument {name}, because what it computes depends on"
+                f" it: add self.{name} = {name}"
+            )
         described[name] = _describe(getattr(instance, name))
     return described
 

@@ -60,7 +60,10 @@ class ViTShapleyNetwork(nn.Module):
         sides = vit.patch_embed.grid_size if isinstance(vit, VisionTransformer) else None
         if sides != grid.shape:
             actual = "not a timm ViT" if sides is None else f"a ViT with {sides[0]} × {sides[1]} patches"
-            raise InputError(f"ViT-Shapley needs a ViT of this grid, {target.name} is {actual}: take the light network")
+            raise InputError(
+                f"ViT-Shapley needs a timm ViT with the grid's {grid.shape[0]} × {grid.shape[1]} patches, and"
+                f" {target.name} is {actual}: take the light network or FastSHAP's"
+            )
         self.freeze = freeze
         self.ratio = ratio
         self.tanh = tanh

@@ -75,7 +75,10 @@ class Pretrained:
         known = Path(source).exists() or str(source).startswith(HUB)
         explainer = load(source if known else f"{HUB}{source}", target, revision, network)
         if not isinstance(explainer, cls):
-            raise InputError(f"expected {cls.__name__} in {source}, got {type(explainer).__name__}: use load")
+            raise InputError(
+                f"expected {cls.__name__} in {source}, got {type(explainer).__name__}: use explainers.load, which reads"
+                " the class from the file"
+            )
         return explainer
 
     def save_pretrained(
@@ -193,11 +196,15 @@ def _file(source: str | Path, revision: str | None) -> Path:
         names = ", ".join(dict.fromkeys(each.name for each in available()))
         raise InputError(
             f"expected the folder of a run, or hf://user/name of the Hugging Face Hub, got {source}: there is no such"
-            f" folder{f', and explainers are shipped for {names} alone' if names else ''}; correct the path"
+            f" folder{f', and explainers are shipped for {names} alone' if names else ''}; train with"
+            " train.py, or correct the path"
         )
     files = [path / name for name in WEIGHTS if (path / name).exists()]
     if not files:
-        raise InputError(f"expected a trained explainer in {path}, got no {' or '.join(WEIGHTS)}: finish its run")
+        raise InputError(
+            f"expected a trained explainer in {path}, got no {' or '.join(WEIGHTS)}: a run that has not ended goes on"
+            " with its command"
+        )
     return _check_file(files[0])
 
 

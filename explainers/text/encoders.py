@@ -1,16 +1,19 @@
 """What embeds texts: the text towers of open_clip and transformers, and stored embeddings of sentences."""
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explainers.errors import InputError
+from explainers.errors import InputError, suggest_names
 from explainers.runtime.progress import progress
+from explainers.saved.weights import check_forms, read_weights
 from explainers.text.towers import require_open_clip
 
 Encoder = Callable[[Sequence[str]], Tensor]
@@ -51,7 +54,10 @@ def text_embeddings(encode: Encoder, texts: Sequence[str], templates: Sequence[s
         raise InputError(f"expected templates with {{}} for the name, as 'a photo of a {{}}.', got {without or 'none'}")
     embeddings = encode([template.replace("{}", text) for text in texts for template in templates])
     if not embeddings.isfinite().all():
-        raise InputError("expected finite embeddings of texts, got NaN or infinity: take other weights of the tower")
+        raise InputError(
+            "expected finite embeddings of texts, got NaN or infinity: the weights of the text tower are those of a"
+            " training that diverged, take another file"
+        )
     means = F.normalize(embeddings.float(), dim=-1).unflatten(0, (len(texts), -1)).mean(1)
     return F.normalize(means, dim=-1)
 
@@ -162,3 +168,33 @@ def _in_chunks(encode: Callable[[list[str]], Tensor]) -> Encoder:
         return torch.cat(parts)
 
     return encoder
+
+
+def stored_encoder(embeddings: str | Path, prompts: str | Path) -> Encoder:
+    """Look embeddings of texts up in files, for encoders of sentences that are not installed.
+
+    Args:
+        embeddings: safetensors file of `embeddings`, (V, D').
+        prompts: JSON file, a list of the V texts, or an object whose `prompts` are.
+
+    Raises:
+        InputError: if the files do not fit each other; when called, for a text that is not stored.
+    """
+    _, weights = read_weights(embeddings, "a file of text embeddings")
+    check_forms(embeddings, {"embeddings": "floats V D"})
+    texts = json.loads(Path(prompts).read_text(encoding="utf-8"))
+    texts = texts["prompts"] if isinstance(texts, dict) else texts
+    rows = F.normalize(weights["embeddings"].float(), dim=-1)
+    if len(texts) != len(rows):
+        raise InputError(f"expected {len(rows)} texts, one for each embedding, in {prompts}, got {len(texts)}")
+    places = {text: place for place, text in enumerate(texts)}
+
+    def encode(asked: Sequence[str]) -> Tensor:
+        missing = [text for text in asked if text not in places]
+        if missing:
+            raise InputError(
+                f"expected texts of {Path(prompts).name}, got {missing[0]!r:.60}: {suggest_names(missing[0], places)}"
+            )
+        return rows[[places[text] for text in asked]]
+
+    return encode

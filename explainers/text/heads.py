@@ -163,7 +163,10 @@ class TextHead(nn.Module):
 
 def _check_width(wanted: int, width: int) -> None:
     if wanted != width:
-        raise InputError(f"expected embeddings of width {wanted}, got {width}: take the text head of this backbone")
+        raise InputError(
+            f"expected embeddings of width {wanted}, for which this text head was made, got {width}: take the text head"
+            " of this backbone"
+        )
 
 
 def clip_text_head(
@@ -191,7 +194,10 @@ def clip_text_head(
     own: Any = target.head
     projection = own.weight.detach() if getattr(own, "out_features", None) == width else None
     if projection is None and width != target.embed_dim:
-        raise InputError(f"expected towers of one model, got texts of width {width} for {target.name}")
+        raise InputError(
+            f"expected texts of width {target.embed_dim}, as {target.name} embeds images, or an image tower that"
+            f" projects to {width}, got {width}: take towers of one model"
+        )
     return TextHead(encode, projection, normalise=True, scale=100.0, templates=templates)
 
 
@@ -220,7 +226,10 @@ def two_towers(
         images = _with_projection(model) if name == "CLIPModel" else model.vision_model
         encode = transformers_encoder(model, tokeniser)
     else:
-        raise InputError(f"expected a CLIPModel or SiglipModel, got {name}: for timm's take clip_text_head(target)")
+        raise InputError(
+            f"expected a model of transformers with two towers, CLIPModel or SiglipModel, got {name}: for an image"
+            " tower of timm take clip_text_head(target)"
+        )
     target = as_target(images, image_size=image_size)
     head = clip_text_head(target, templates=templates, encode=encode)
     head.scale = model.logit_scale.exp().item()

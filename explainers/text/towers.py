@@ -90,9 +90,15 @@ def check_towers(target: TargetModel, tower: TextTower) -> None:
     _check_activation(target, tower)
     known = list_towers(target)
     if known and weights in tags and tower not in known:
-        raise InputError(f"expected {' '.join(known[0])} for {target.timm_name}, got {model} {weights}: leave both out")
+        raise InputError(
+            f"expected the text tower of {target.timm_name}, which is {' '.join(known[0])}, got {model} {weights}:"
+            " leave out model and pretrained of the text tower"
+        )
     if not _has_layout(target, model):
-        raise InputError(f"expected a text tower of {target.name}, got {model} of another layout: set another model")
+        raise InputError(
+            f"expected a text tower that was trained with {target.name}, got {model}, whose image tower has another"
+            " layout: set the text tower's model"
+        )
 
 
 def _check_width(target: TargetModel, model: str) -> None:
@@ -101,9 +107,15 @@ def _check_width(target: TargetModel, model: str) -> None:
     projects = target.backbone.pretrained_cfg.get("num_classes") == shared
     own = getattr(target.head, "out_features", None)
     if projects and shared == target.embed_dim:
-        raise InputError(f"expected an image tower of another width than {shared}, got {target.name}: take another")
+        raise InputError(
+            f"expected an image tower that projects its embeddings to another width, got {target.name}, which projects"
+            f" {shared} to {shared}: that is not supported; take another"
+        )
     if shared not in (own, target.embed_dim):
-        raise InputError(f"expected towers of one model, got widths {own} of {target.name} and {shared} of {model}")
+        raise InputError(
+            f"expected image and text embeddings of one width, got {own} of {target.name} and {shared} of {model}: take"
+            " towers of one model"
+        )
 
 
 def _check_activation(target: TargetModel, tower: TextTower) -> None:

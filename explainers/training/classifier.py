@@ -52,7 +52,10 @@ class Classifier(TrainingModule):
 
     def _make_head(self, num_classes: int) -> None:
         if num_classes < 2:
-            raise InputError(f"expected at least 2 classes to tell apart, got {num_classes}: add images of another")
+            raise InputError(
+                f"expected at least 2 classes to tell apart, got {num_classes}: add images of another class, or correct"
+                " module.num_classes"
+            )
         self.num_classes = num_classes
         self.target.head = nn.Linear(self.target.embed_dim, num_classes)
 
@@ -60,7 +63,10 @@ class Classifier(TrainingModule):
         """Check `num_classes` against the datamodule, or take it from there and build the head."""
         names = list(getattr(getattr(self.trainer, "datamodule", None), "classes", ()))
         if self.num_classes is None and not names:
-            raise InputError("expected images of known classes (data=folder), or module.num_classes, got neither")
+            raise InputError(
+                "expected images of known classes, got a data set that names none: take labelled images (data=folder),"
+                " or set module.num_classes"
+            )
         self.target.classes = names
         if self.num_classes is None:
             self._make_head(len(names))
@@ -78,7 +84,10 @@ class Classifier(TrainingModule):
     def sources(self) -> tuple[Source, ...]:
         """The rows that a datamodule can cache: embeddings of whole images, if the backbone is frozen."""
         if self.tune != "head" or self.min_crop is not None:
-            raise InputError(f"expected tune=head and min_crop=null, got {self.tune}, {self.min_crop}: set cache=none")
+            raise InputError(
+                f"expected module.tune=head and module.min_crop=null to cache embeddings, got {self.tune} and"
+                f" {self.min_crop}: set cache=none"
+            )
         return (Features(self.target),)
 
     def _logits(self, batch: dict[str, Tensor]) -> Tensor:

@@ -72,13 +72,20 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
     """Raise an InputError if the target has no direct paths, or lacks one of the blocks."""
     layers = find_blocks(target)
     if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(layers) for block in blocks):
-        raise InputError(f"expected blocks from 0 to {len(layers) - 1} in ascending order, got {list(blocks)}")
+        raise InputError(
+            f"expected direct paths of blocks from 0 to {len(layers) - 1} of {target.name}, in ascending order, got"
+            f" {list(blocks)}"
+        )
     readout(target, 1 + num_prefix_tokens(target))
     for block in blocks:
         head_projections(target, block)
     norms = [target.backbone.norm, getattr(target.backbone, "fc_norm", nn.Identity())]
     if target.distilled or not all(isinstance(norm, nn.LayerNorm | nn.Identity) for norm in norms):
-        raise UnsupportedModel("one class token or mean, and LayerNorm", target.name, "another method, or direct=[]")
+        raise UnsupportedModel(
+            "one class token or average pooling, and LayerNorm before the head",
+            target.name,
+            "another method, or direct=[] for AnyHead",
+        )
 
 
 def default_direct(target: TargetModel) -> list[int]:

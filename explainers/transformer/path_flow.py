@@ -120,7 +120,10 @@ def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
     count = len(find_blocks(target))
     last = list(range(count - max(1, len(blocks)), count))
     if list(blocks) != last:
-        raise InputError(f"expected the last blocks, {last}, got {list(blocks)}: give these, or paths=direct")
+        raise InputError(
+            f"expected the last blocks of {target.name}, {last}, because paths flow through all of them,"
+            f" got {list(blocks)}: give these, or paths=direct"
+        )
 
 
 @torch.no_grad()

@@ -234,7 +234,10 @@ def patch_means(patches: Tensor, shape: tuple[int, int]) -> Tensor:
     """
     (rows, columns), own = shape, map_shape(patches.shape[1], shape)
     if own[0] % rows or own[1] % columns:
-        raise InputError(f"expected a grid that divides {own} patches, got {tuple(shape)}: set grid.patch_size")
+        raise InputError(
+            f"expected a grid that {own[0]} x {own[1]} patches of the model fit in, got {rows} x {columns}: set"
+            " grid.patch_size"
+        )
     blocks = patches.unflatten(1, (rows, own[0] // rows, columns, own[1] // columns))
     return blocks.mean((2, 4)).flatten(1, 2)
 

@@ -55,7 +55,10 @@ def sweep_points(
     count = sources if sources > 1 else 0
     each = [(1.0,) * count] if ratios is None else [tuple(ratio) for ratio in ratios]
     if not each or any(len(ratio) != count for ratio in each):
-        raise InputError(f"module.ratios: expected lists of {sources} numbers, or null for one source, got {ratios}")
+        raise InputError(
+            f"expected lists of {sources} numbers in module.ratios, one for each source, or null for a single one, got"
+            f" {ratios}"
+        )
     check_distinct(lambda_1=lambda_1, lambda_2=lambda_2, ratios=each)
     unchanged = (1.0, 0.0, *each[0])
     points = [(one, two, *ratio) for one, two, ratio in product(lambda_1, lambda_2, each) if two or ratio == each[0]]

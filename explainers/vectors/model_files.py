@@ -118,7 +118,10 @@ def list_sources(predicting: str | Sequence[str | None] | None, explaining: str 
     with_attributions = [explaining] if isinstance(explaining, str) else list(explaining)
     without = [predicting] if predicting is None or isinstance(predicting, str) else list(predicting)
     if len(without) != len(with_attributions):
-        raise InputError(f"expected {len(with_attributions)} models in module.predicting, or null, got {len(without)}")
+        raise InputError(
+            "expected as many models in module.predicting as in module.explaining (null: the base model), got"
+            f" {len(without)} and {len(with_attributions)}"
+        )
     check_distinct(**{"module.explaining": with_attributions})
     return {f"_{i}": pair for i, pair in enumerate(zip(without, with_attributions, strict=True), 1)}
 

@@ -56,7 +56,10 @@ def prototypes(embeddings: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """
     counts = labels.bincount(minlength=num_classes)
     if len(counts) > num_classes or not counts.all():
-        raise InputError(f"expected images of {num_classes} classes, got {counts.tolist()}: take more, or simplex_of")
+        raise InputError(
+            f"expected images of each of {num_classes} classes, got {counts.tolist()} images of them: take more images,"
+            " or simplex_of, which needs none"
+        )
     means = embeddings.new_zeros(num_classes, embeddings.shape[1]).index_add_(0, labels, embeddings) / counts[:, None]
     return F.normalize(means - means.mean(0), dim=-1)
 
@@ -97,7 +100,10 @@ def some_images(data: Any, split: str, limit: int, batch_size: int = 32) -> Iter
     """
     check_positive(limit=limit, batch_size=batch_size)
     if not hasattr(data, "dataset"):
-        raise InputError(f"expected data that reads single images, got {type(data).__name__}: take imagenet_folder")
+        raise InputError(
+            f"expected data that reads single images, got {type(data).__name__}: take a folder of images, such as"
+            " data=imagenet_folder"
+        )
     dataset = data.dataset(split)
     count = min(limit, len(dataset))
     images = Subset(dataset, [i * len(dataset) // count for i in range(count)])

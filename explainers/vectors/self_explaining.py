@@ -52,7 +52,10 @@ def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:
         InputError: for a single image, which does not vary.
     """
     if len(wanted) < 2:
-        raise InputError(f"module.predictions=embedding: expected batches of 2 images or more, got {len(wanted)}")
+        raise InputError(
+            "module.predictions=embedding: expected batches of 2 images or more, because errors are divided by their"
+            f" variation, got {len(wanted)}: raise data.batch_size"
+        )
     variation = (wanted - wanted.mean(0)).square().sum()
     return (embeddings - wanted).square().sum() / variation.clamp(min=1e-8)
 
@@ -244,7 +247,10 @@ class SelfExplaining(TrainingModule):
         if self.projection is None:
             classes = list(getattr(data, "classes", ()))
             if match_classes(classes, self.target) != list(range(self.target.num_classes)):
-                raise InputError(f"expected images of the head's classes in its order, got {len(classes)} others")
+                raise InputError(
+                    f"expected images of all classes of the head in its order, got {len(classes)} classes in another:"
+                    " give the images of its training, or module.projection"
+                )
             return self._read_paths(fix_own_head(self.target, self.reading, self.patch_scale))
         self.target.classes = list(data.classes)
         weight = self.projection(self.target.eval(), data).to(self.device)

@@ -110,7 +110,7 @@ def test_the_nearest_images_of_a_folder_but_not_the_image_itself(target, anyhead
     ("given", "message"),
     [
         ({"other": PIXELS}, "^expected one image in other, got several: give one after the other$"),
-        ({"method": "RISE"}, "^expected a linear explainer, such as AnyHead or DirectPaths, got RISE"),
+        ({"method": "RISE"}, "^expected an explainer that is linear in what it explains, got RISE: take AnyHead"),
     ],
 )
 def test_bad_comparisons_are_refused_in_one_line(given, message, target):

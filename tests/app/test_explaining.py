@@ -348,7 +348,7 @@ def test_a_number_that_is_not_finite_is_refused_with_the_name_of_the_image(targe
         target.head.bias.data[2] = torch.nan
     said = {
         "weights": "^expected finite logits of vit_tiny_patch16_224 for image 0, got NaN or infinity: check",
-        "method": "^expected a finite heatmap of image 1, got NaN or infinity from explainer: take another",
+        "method": "^expected a finite heatmap of image 1, got NaN or infinity from explainer: take another method",
     }
 
     def explainer(images, classes):

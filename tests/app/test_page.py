@@ -248,7 +248,7 @@ def test_a_model_of_bands_has_no_page():
     pytest.importorskip("gradio")
     with pytest.warns(UserWarning, match="mean and std are guessed"):
         bands = Session(timm_model(as_target=True, in_chans=6), "Occlusion")
-    with pytest.raises(InputError, match="^expected a model of 1 or 3 channels, got 6: "):
+    with pytest.raises(InputError, match="^expected a model of photos, of 1 or 3 channels, got 6 of "):
         build_page(bands)
 
 

@@ -103,7 +103,7 @@ def test_auto_takes_a_method_that_explains_texts(name, label):
 def test_the_head_of_the_caller_stays_where_it_was(target, head):
     own = Session(target, "GAE", text_head=head)
     assert own.text_head is head
-    with pytest.raises(InputError, match="^expected embeddings of width 8, got 24: take"):
+    with pytest.raises(InputError, match="^expected embeddings of width 8, for which this text head was made, got 24"):
         Session(target, "GAE", text_head=TextHead(encode, torch.randn(24, 8)))
 
 

@@ -139,7 +139,7 @@ def test_a_cnn_has_fewer_patches_than_are_wanted_and_gives_all():
 def test_models_without_classes_to_compare_are_refused_in_a_line(target, grid, images):
     for head, score, line in (
         (nn.Linear(24, 1), "value", "an audit needs probabilities, but score=value"),
-        (ProjectedHead(torch.randn(1, 24)), "softmax", "an audit compares classes, "),
+        (ProjectedHead(torch.randn(1, 24)), "softmax", "an audit compares a class with the others"),
     ):
         explainer = posthoc.DirectPaths(TargetModel(target, head=head, score=score).eval(), grid)
         with pytest.raises(InputError, match=f"^{re.escape(line)}[^\n]*$"):

@@ -175,7 +175,7 @@ def test_a_linear_head_of_a_timm_model_is_saved_and_no_other(make_model, images,
     torch.testing.assert_close(load_target(target, file)(images), target(images))
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 8), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
     for other in (TargetModel(target, ProjectedHead(torch.eye(24))), as_target(net, mean=0.5, std=0.5, image_size=32)):
-        with pytest.raises(InputError, match="^expected a linear head to write to"):
+        with pytest.raises(InputError, match="^expected a model of timm with a linear head to write to"):
             save_target(other, file)
 
 

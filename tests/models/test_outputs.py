@@ -124,11 +124,7 @@ def test_what_wraps_a_module_is_taken_off_and_messages_name_the_module(capsys):
         (partial(len), {}, "expected a model, or the name of a timm model, got builtin_function_or_method: give"),
         (partial(Two(), torch.zeros(1, 2)), STATED, "expected further inputs by name, as in functools.partial"),
         (Segments(), {"target": region, "weights": "w.pth", **STATED}, "expected weights for the name of a timm model"),
-        (
-            Segments(),
-            {"target": 2, **STATED},
-            r"target= needs a function, such as lambda output: .*, got 2: give one",
-        ),
+        (Segments(), {"target": 2, **STATED}, "target= needs a function of what the module returns, got 2: give one"),
         (Segments(), {"target": region, "mean": 0.5, "std": 0.5}, "expected mean, .* on which Segments was trained"),
     ],
 )

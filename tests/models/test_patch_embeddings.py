@@ -63,7 +63,7 @@ def test_models_whose_patches_go_another_way_than_their_images_are_refused(make_
     target = make_target(name, **arguments)
     if name == "test_efficientnet":  # as MobileNetV3, with layers between the pooling and the classifier
         target.embed_dim += 1
-    with pytest.raises(ValueError, match=f"expected a ViT, a Swin or a ResNet to embed single patches, got {name}"):
+    with pytest.raises(ValueError, match=f"expected a model that can embed single patches like images, got {name}"):
         target.embed_with_patches(target.normalise(images))
 
 

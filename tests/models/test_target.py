@@ -261,7 +261,7 @@ def test_a_value_stays_one_output(make_model, images, name):
 @pytest.mark.parametrize("last", [nn.Softmax(-1), nn.Sigmoid()])
 def test_a_head_that_gives_probabilities_is_refused(make_model, last):
     head = nn.Sequential(nn.Linear(24, 4), last)
-    with pytest.raises(InputError, match="^head= gives probabilities: leave out its last"):
+    with pytest.raises(InputError, match="^head= gives probabilities, but logits are explained: leave out its last"):
         TargetModel(make_model(), head)
     TargetModel(make_model(), nn.Sequential(nn.Linear(24, 4), nn.ReLU()))
 

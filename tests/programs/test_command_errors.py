@@ -68,14 +68,14 @@ RUNS = {
         "target=vit_so400m_patch14_siglip_384",
     ): "got images of 384 × 384: take image_size=(378, 378), or ++target.model.img_size=[378, 378]",
     ("train", "++target.model.widht=1"): "got an unexpected keyword argument 'widht'",
-    ("train", "data.size.val=1 trainer.devices=2"): "expected a val image for each of 2 processes, got 1",
+    ("train", "data.size.val=1 trainer.devices=2"): "expected one val image or more for each of 2 processes, got 1",
     ("eval", "evaluation.classes=predictd"): "expected classes predicted or label, got predictd",
     ("eval", "evaluation.reference=orakel"): "expected reference to be one of the explainers chance",
     ("eval", "+tasks.digits.dat.batch_size=1"): "no setting tasks.digits.dat: nothing reads it; did you mean data?",
     ("eval", "explainers=[] methods=[]"): "nothing to measure: name explainers, such as ",
     ("eval", "methods=GradCAM"): "expected methods as a list of names, such as methods=[GAE], or ",
     ("eval", "pictures=null overlays=true"): "expected pictures, which overlays=true draws",
-    ("eval", "reference=paper reference.target=ViT-Huge"): "reference.target: expected one of ",
+    ("eval", "reference=paper reference.target=ViT-Huge"): "expected a target that the paper has values of",
 }
 
 

@@ -187,7 +187,7 @@ def test_a_single_task_with_several_devices_starts_its_processes_itself(monkeypa
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({}, "expected torchrun or srun on 3 machines"),
+        ({}, "expected torchrun or srun to start processes on 3 machines"),
         (ONE | {"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}, "trainer.devices=4 trainer.num_nodes=2"),
         (ONE | {"SLURM_NTASKS": "6", "SLURM_NNODES": "3"}, "trainer.devices=2 trainer.num_nodes=3"),
         (ONE, "expected torchrun or srun"),

@@ -127,7 +127,7 @@ def test_functionals_are_explained_along_their_own_paths(anyhead, target, images
         ({"high": 17}, "high from 1 to 16, got high=17"),
         ({"low": 7.5}, "low as an integer, got low=7.5"),
         ({"share": 2.0}, "share from 0 to 1, got share=2.0"),
-        ({"removal": "drop"}, "removal=zero or black, got removal=drop"),
+        ({"removal": "drop"}, "removal=zero or black, because explainers take whole images, got removal=drop"),
         ({"removal": "white"}, "removal zero, black, drop or noisy_linear, got white"),
         ({"functionals": torch.zeros(5, 24)}, "classes or functionals, got both"),
         ({"classes": None, "functionals": torch.zeros(5, 3)}, "functionals of the embedding, .* of shape .5, 24."),
@@ -196,7 +196,7 @@ def test_other_fits_are_taken_where_nothing_can_be_explained_again(anyhead, targ
         ({"passes": 13.0}, "passes as an integer, got passes=13.0"),
         ({"explainer": None}, "an explainer of classes for fit=again, got None: give one"),
         ({"tolerance": 0.5}, "tolerance=None with fit=again, got tolerance=0.5: take fit=ranking"),
-        ({"removal": "drop"}, "removal=zero or black, got removal=drop"),
+        ({"removal": "drop"}, "removal=zero or black, because explainers take whole images, got removal=drop"),
     ],
 )
 def test_what_cannot_be_explained_again_is_told_in_one_line(anyhead, target, images, settings, message):

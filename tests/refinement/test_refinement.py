@@ -181,8 +181,8 @@ def test_nothing_is_fitted_twice_or_without_need(anyhead, images, monkeypatch):
 
 def test_numbers_of_passes_are_checked_wherever_they_are_given(anyhead, target, grid, images):
     for settings, message in (
-        ({"refine": 6}, "at least 8 passes, got refine=6"),
-        ({"refine": 63}, "an even number of passes, got refine=63: take 64"),
+        ({"refine": 6}, "at least 8 passes, because fewer cannot tell the size of the prior, got refine=6"),
+        ({"refine": 63}, "an even number of passes, .* got refine=63: take 64"),
         ({"refine": 8.0}, "refine as an integer, got refine=8.0"),
         ({"refine_removal": "drop"}, "refine above 0 with refine_removal=drop, got refine=0: add refine=64"),
     ):
@@ -191,13 +191,13 @@ def test_numbers_of_passes_are_checked_wherever_they_are_given(anyhead, target, 
     refined = refine(anyhead, images, CLASSES, 8)
     with pytest.raises(InputError):
         refined.until(-1.0, 16)
-    with pytest.raises(InputError, match="^expected an even number of passes, got passes=3: take 4$"):
+    with pytest.raises(InputError, match="^expected an even number of passes, .* got passes=3: take 4$"):
         refined.more(3)
     assert refined.more(2).passes == 10
 
 
 def test_explainers_and_models_that_do_not_fit_are_told_in_one_line(anyhead, target, grid, images, make_model):
-    with pytest.raises(InputError, match="^expected an explainer with its model, got NoneType: give"):
+    with pytest.raises(InputError, match="^expected an explainer with the model that it explains, got NoneType: give"):
         refine(None, images)
     for explainer, got in (("GAE", "GAE"), (AnyHead, "<class .*AnyHead'>"), (target, "TargetModel"), (3, "int")):
         with pytest.raises(InputError, match=f"^expected an explainer, got {got}: give None, or build"):

@@ -10,13 +10,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from toys import LIGHT
 
-from benchmarks.papers.unseen_texts import stored_encoder
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.fetching import load_target
 from explainers.models.heads import load_head
 from explainers.saved.weights import check_identity, read_weights, save_weights
-from explainers.text.encoders import text_embeddings
+from explainers.text.encoders import stored_encoder, text_embeddings
 from explainers.tve import TVE
 from explainers.tve.masked_autoencoder import read_mae
 from explainers.vectors import exported_target
@@ -94,7 +93,7 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     with pytest.raises(InputError, match="head.safetensors: expected finite weights, got NaN or infinity in bias, "):
         save_weights(WEIGHTS | {"bias": torch.tensor([torch.inf])}, tmp_path / "head.safetensors")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="^expected finite embeddings of texts, got NaN or infinity: take other"):
+    with pytest.raises(InputError, match="^expected finite embeddings of texts, got NaN or infinity: the weights of"):
         text_embeddings(lambda texts: torch.full((len(texts), 2), torch.nan), ["a cat"])
 
 

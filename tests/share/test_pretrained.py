@@ -236,7 +236,7 @@ def test_what_cannot_be_loaded_is_refused_and_not_looked_up_on_the_hub(run, monk
     with pytest.raises(InputError, match="^expected hf://user/name for revision=v1, got .*folders have no revisions$"):
         explainers.load(run, revision="v1")
     (run / EXPLAINER).unlink()
-    with pytest.raises(InputError, match="^expected a trained explainer in .*, got no .*: finish its run"):
+    with pytest.raises(InputError, match="^expected a trained explainer in .*, got no .*: a run that has not ended"):
         explainers.load(run)
 
 

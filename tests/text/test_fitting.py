@@ -9,10 +9,11 @@ from safetensors.torch import save_file
 from sklearn.linear_model import Ridge
 from torch.nn import functional as F
 
-from benchmarks.papers.unseen_texts import stored_encoder, unseen_head, unseen_texts
+from benchmarks.papers.unseen_texts import unseen_head, unseen_texts
 from explainers import posthoc
 from explainers.errors import InputError
 from explainers.text import fit_text_head
+from explainers.text.encoders import stored_encoder
 from explainers.text.fitting import held_out_ranks, ridge_map, unseen_rows
 
 CLASSES = 30

@@ -124,7 +124,7 @@ def test_what_is_wrong_with_texts_is_said_in_one_line(target, grid, images, head
         (lambda: head.embed([]), "expected texts that are not empty, .* got none"),
         (lambda: head.embed([3]), "got 3"),
         (lambda: head.embed(torch.ones(2, 7)), r"text embeddings of shape \[V, 10\], got \[2, 7\]"),
-        (lambda: head(torch.ones(2, 9), ["cat"]), "embeddings of width 24, got 9: take"),
+        (lambda: head(torch.ones(2, 9), ["cat"]), "embeddings of width 24, for which this text head was made, got 9"),
         (lambda: head.functionals(torch.ones(2, 9), ["cat"]), "take the text head of this backbone"),
         (lambda: head.functionals(embeddings, ["cat"], "cat"), "got the same text alone"),
         (lambda: TextExplainer(posthoc.RISE(target, grid, masks=4), head, WORDS), "got RISE, which explains classes"),

@@ -138,7 +138,7 @@ def test_the_accuracy_of_a_text_head_is_printed_with_chance(capsys, recwarn):
     beton = FFCV(transform=ImageTransform((32, 32)))  # which reads whole batches
     print_accuracy(target, beton, weight, 30)
     assert "text head: accuracy not measured, because FFCV reads no single" in capsys.readouterr().out
-    with pytest.raises(InputError, match="^expected data that reads single images, got FFCV: take imagenet"):
+    with pytest.raises(InputError, match="^expected data that reads single images, got FFCV: take a folder of images"):
         prototypes_of(target, beton)
     assert collect_samples(SimpleNamespace(datamodule=beton), {"image": torch.arange(3)}, 2)["image"].tolist() == [0, 1]
 

@@ -103,7 +103,7 @@ def test_one_source_in_a_list_is_that_source(build, files):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"predicting": [None]}, r"2 models in module\.predicting, or null, got 1"),
+        ({"predicting": [None]}, r"as many models in module\.predicting as in .*explaining .* got 1 and 2"),
         ({"ratios": [[1.0]]}, r"lists of 2 numbers in module\.ratios, one for each source, .* got \[\[1\.0\]\]"),
         ({"ratios": []}, r"lists of 2 numbers in module\.ratios"),
         ({"ratios": [[1, 2], [1, 2]]}, r"each of ratios once, got \(1, 2\), \(1, 2\)"),

@@ -124,7 +124,10 @@ def build_page(session: Session, tab: bool = False) -> Any:
     """Build the page, a `gradio.Blocks`, for one model of photos; with `tab` also that of an audit, see `serve`."""
     gradio = import_gradio()
     if session.target.channels not in (1, 3):
-        raise InputError(f"expected a model of 1 or 3 channels, got {session.target.channels}: use explainers explain")
+        raise InputError(
+            f"expected a model of photos, of 1 or 3 channels, got {session.target.channels} of {session.target.name}:"
+            " explain its arrays with `explainers explain`"
+        )
     if session.takes_texts:
         session.text_head.embed("a photo")  # loads the text tower
     with gradio.Blocks(title=f"Explain {session.target.name}", analytics_enabled=False) as page:
