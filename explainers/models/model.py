@@ -376,9 +376,9 @@ class TargetModel(nn.Module):
             return self.head(embeddings.float())
 
     def outputs(self, normalised: Tensor) -> Tensor:
-        """Compute the logits of normalised images (B, C, H, W), (B, K); the embeddings (B, D) without a head."""
+        """Compute the logits of normalised images (B, C, H, W), (B, K); without a head, embeddings."""
         embeddings = self.embed(normalised)
-        return embeddings if isinstance(self.head, NoHead) else self.classify(embeddings)
+        return self.head.layers(embeddings) if isinstance(self.head, NoHead) else self.classify(embeddings)
 
     def scores(self, logits: Tensor) -> Tensor:
         """Turn logits (..., K) into what the model states: probabilities, or values, see `scores.Score`."""

@@ -21,6 +21,7 @@ from explainers.saved.files import atomic, is_shared
 def build_all(group: DictConfig | None) -> list[Any]:
     """Instantiate every object of a config group, such as `callbacks`; entries that are null are skipped.
 
+    >>> from omegaconf import OmegaConf
     >>> build_all(OmegaConf.create({"first": {"_target_": "builtins.dict", "size": 3}, "second": None}))
     [{'size': 3}]
     """

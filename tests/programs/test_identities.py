@@ -72,7 +72,9 @@ def test_two_processes_under_a_limit_of_each_measure_again_what_one_has_measured
     content, _ = measured(*command, folder=tmp_path)
     assert content["results"]["folder"]["chance"]["images"] == 2
     files = []
-    monkeypatch.setattr(evaluation, "ResultsFile", lambda *given: files.append(ResultsFile(*given)) or files[0])
+    monkeypatch.setattr(
+        "explainers.results.file.ResultsFile", lambda *given: files.append(ResultsFile(*given)) or files[0]
+    )
     monkeypatch.setattr(evaluation, "launch", lambda trainer: True)
     evaluate(*MEASURE, *command, "trainer.devices=2", folder=tmp_path)
     assert files[0].kept == {} and files[0].changed == {"folder": "processes: 1 → 2"}

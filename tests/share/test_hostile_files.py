@@ -324,7 +324,7 @@ OPENED = {
     "vector": {"model", "grid", "target", "lambda_2", "blocks"},
     "head": {"target", "classes"},
     "cosine head": {"target", "classes"},
-    "evidence": set(),
+    "evidence": {"files"},  # which are none, as [] says, too
 }
 """Keys of headers of which another value is as good, such as no names of classes, or of no use."""
 

@@ -223,7 +223,9 @@ def test_a_repository_that_is_not_there_is_refused_in_one_line(monkeypatch):
 
 def test_names_that_nothing_can_have_are_refused_in_one_line():
     for name in ("-/-", f"user/{'x' * 500}"):
-        with pytest.raises(InputError, match=f"^expected a repository of the Hub, got hf://{name}, of which it says: "):
+        with pytest.raises(
+            InputError, match=f"^expected a repository of the Hub, got hf://{name[:94]}, of which it says: "
+        ):
             explainers.load(f"hf://{name}")
     with pytest.raises(InputError, match="^expected the folder of a run, .* there is no such folder"):
         explainers.load("x" * 500)
