@@ -168,9 +168,9 @@ class EvidenceStore:
                 rows, header = _join(parts), own | {"files": stamps, "shard": number}
                 save_tensors(rows, self._path(number), header | {"sha256": seal(header, rows)})
         if rank == 0:
-            self._wait(own, processes)
+            self._wait(len(shards), processes)
             self.check()  # another audit may have started with the same folder
-            self._name_broken(own, source.names)
+            self._name_broken(source.names)
         return rank == 0
 
     def shards(self) -> Iterator[Evidence]:
@@ -233,6 +233,7 @@ class EvidenceStore:
                 raise self._refuse(difference)
 
     def _written(self) -> list[Path]:
+        """The files of the shards that this audit has written so far."""
         return [path for path in self._paths(self.own) if path.exists()]
 
     def _refuse(self, difference: str) -> InputError:
@@ -261,22 +262,20 @@ class EvidenceStore:
         for path in stale:
             path.unlink(missing_ok=True)
 
-    def _wait(self, own: Identity, processes: int) -> None:
+    def _wait(self, shards: int, processes: int) -> None:
         """Wait until other processes have written their shards."""
-        paths = self._paths(own)
-        written = sum(path.exists() for path in paths)
-        with progress("waiting for other processes", len(paths), "shard", written) as bar:
-            if bar.n < len(paths):
+        with progress("waiting for other processes", shards, "shard", len(self._written())) as bar:
+            if bar.n < shards:
                 line = f"process 0 of {processes} is done and waits for the others; start those again that have ended"
                 print(line, file=sys.stderr, flush=True)
-            while bar.n < len(paths):
+            while bar.n < shards:
                 time.sleep(WAITING)
-                bar.update(sum(path.exists() for path in paths) - bar.n)
+                bar.update(len(self._written()) - bar.n)
 
-    def _name_broken(self, own: Identity, names: Sequence[str]) -> None:
+    def _name_broken(self, names: Sequence[str]) -> None:
         """Warn of images without evidence, whose files are broken; an InputError if all are."""
         broken = {*range(len(names))}
-        for path in self._paths(own):
+        for path in self._written():
             with safe_open(path, "pt") as file:
                 broken.difference_update(file.get_tensor("numbers").tolist())
         files = f"{several([Path(names[number]) for number in sorted(broken)])} that cannot be decoded, or are gone"
