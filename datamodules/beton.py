@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from datamodules.fingerprints import digest
-from datamodules.places import write_command
+from datamodules.places import INSTALL_FFCV, write_command
 from explainers.errors import InputError
 from explainers.saved.files import atomic
 
@@ -33,9 +33,7 @@ def require_ffcv() -> None:
         with keep_torch_threads():
             import ffcv  # noqa: F401
     except ImportError as error:
-        raise InputError(
-            f"FFCV is not installed ({error}): run `make ffcv`, or use a torch loader such as data=imagenet_folder"
-        ) from error
+        raise InputError(f"FFCV is not installed ({error}): {INSTALL_FFCV}") from error
 
 
 def check_beton(path: Path, size: tuple[int, int] | None = None) -> int:

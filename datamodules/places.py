@@ -37,10 +37,13 @@ def check_places(key: str, settings: Mapping[str, Any], splits: Sequence[str]) -
                 raise InputError(f"expected a folder of images, got {name}={path}: there is none; correct the path")
 
 
+INSTALL_FFCV = "run `make ffcv`, or use a torch loader such as data=imagenet_folder"
+
+
 def check_beton_file(name: str, path: str) -> None:
     """Raise an InputError if a file for FFCV is missing, or FFCV itself, whose import takes ten seconds."""
     if find_spec("ffcv") is None:
-        raise InputError("FFCV is not installed: run `make ffcv`, or use a torch loader such as data=imagenet_folder")
+        raise InputError(f"FFCV is not installed: {INSTALL_FFCV}")
     if not os.path.isfile(path):
         raise InputError(f"expected a .beton file, got {name}={path}: there is none; write it: {write_command(path)}")
 
