@@ -40,13 +40,11 @@ def only(image, patches, side, fill=0.0):
 def meta_attribution(embed, image, side, hops):
     """g and h of every patch of one normalised image, (N, 2, D) (TVE, Equation 5)."""
     everything = set(range(math.prod(both(side))))
-    pairs = []
+    seen = []
     for patch in everything:
         near = neighbourhood(patch, side, hops)
-        g = embed(only(image, near, side)[None])[0]
-        h = embed(only(image, everything - near, side)[None])[0]
-        pairs.append(torch.stack([g, h]))
-    return torch.stack(pairs)
+        seen += [only(image, near, side), only(image, everything - near, side)]
+    return embed(torch.stack(seen)).unflatten(0, (-1, 2))
 
 
 def attribution(predict, image, label, side, hops):
@@ -55,8 +53,7 @@ def attribution(predict, image, label, side, hops):
     heatmap = torch.zeros(both(side))
     for patch in everything:
         near = neighbourhood(patch, side, hops)
-        seen = predict(only(image, near, side)[None])[0, label]
-        unseen = predict(only(image, everything - near, side)[None])[0, label]
+        seen, unseen = predict(torch.stack([only(image, near, side), only(image, everything - near, side)]))[:, label]
         heatmap[divmod(patch, both(side)[1])] = math.log(seen) - math.log(unseen)
     return heatmap
 

@@ -231,24 +231,26 @@ def le_grad(seen, label):
     return on_patches(seen, total.expand(len(total), -1))
 
 
+def added_by_attention(seen, layer):
+    """What attention alone carries from token j to token i, (T, T, D)."""
+    weights, paths = seen.attention[layer].detach(), seen.paths[layer]
+    columns = []
+    for j in range(paths.shape[1]):
+        columns.append(sum(weights[h, :, j, None] * paths[h, j] for h in range(len(weights))))
+    return torch.stack(columns, 1)
+
+
 def parts(seen, layer):
     """T_i(x_j): what token j adds to token i in attention and skip connection, (T, T, D)."""
-    x, weights, paths = seen.inputs[layer].detach(), seen.attention[layer].detach(), seen.paths[layer]
-    result = torch.zeros(len(x), *x.shape)
-    for i in range(len(x)):
-        for j in range(len(x)):
-            result[i, j] = sum(weights[h, i, j] * paths[h, j] for h in range(len(weights))) + (i == j) * x[i]
+    result = added_by_attention(seen, layer)
+    for i, x in enumerate(seen.inputs[layer].detach()):
+        result[i, i] += x
     return result
 
 
 def att_in(seen, layer):
     """Norms of what attention alone carries from token j to token i, head by head (Kobayashi et al., 2020)."""
-    weights, paths = seen.attention[layer].detach(), seen.paths[layer]
-    result = torch.zeros(len(weights[0]), len(weights[0]))
-    for i in range(len(result)):
-        for j in range(len(result)):
-            result[i, j] = sum(weights[h, i, j] * paths[h, j] for h in range(len(weights))).norm()
-    return result
+    return added_by_attention(seen, layer).norm(dim=-1)
 
 
 def glob_enc(seen, layer):
@@ -259,11 +261,8 @@ def glob_enc(seen, layer):
 
 def alti(seen, layer, total):
     """Ferrando et al. (2022), Equations 8 and 9; `total` y, (T, D)."""
-    added, result = parts(seen, layer), torch.zeros(len(total), len(total))
-    for i in range(len(total)):
-        for j in range(len(total)):
-            distance = (total[i] - added[i, j]).abs().sum()
-            result[i, j] = max(0, (total[i].abs().sum() - distance).item())
+    distance = (total[:, None] - parts(seen, layer)).abs().sum(-1)
+    result = (total.abs().sum(-1, keepdim=True) - distance).clamp(min=0)
     return result / result.sum(1, keepdim=True)
 
 

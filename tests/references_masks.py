@@ -19,7 +19,7 @@ def patch_means(pixels, side):
 def bilinear(small, size):
     """A map (h, w) stretched to `size`, (H, W); beyond the centres of the outer tokens it is constant."""
     (rows, columns), (height, width) = small.shape, both(size)
-    values, large = small.tolist(), torch.zeros(height, width, dtype=torch.double)
+    values, large = small.tolist(), []
 
     def between(count, size, i):
         at = min(max((i + 0.5) * count / size - 0.5, 0), count - 1)
@@ -27,12 +27,13 @@ def bilinear(small, size):
 
     for i in range(height):
         upper, lower, down = between(rows, height, i)
+        large.append([])
         for j in range(width):
             left, right, across = between(columns, width, j)
             above = (1 - across) * values[upper][left] + across * values[upper][right]
             below = (1 - across) * values[lower][left] + across * values[lower][right]
-            large[i, j] = (1 - down) * above + down * below
-    return large
+            large[i].append((1 - down) * above + down * below)
+    return torch.tensor(large, dtype=torch.double)
 
 
 def unit(pixels):
@@ -41,23 +42,23 @@ def unit(pixels):
     return (pixels - low) / (high - low)
 
 
-def gradient(score, image):
-    """∂ score / ∂ image of one normalised image (C, H, W)."""
-    pixels = image.clone().requires_grad_()
-    return torch.autograd.grad(score(pixels[None]).squeeze(), pixels)[0]
+def gradients(score, images):
+    """∂ score / ∂ image of each of several normalised images (B, C, H, W)."""
+    pixels = torch.stack(images).requires_grad_()
+    return torch.autograd.grad(score(pixels).sum(), pixels)[0]
 
 
 def smooth_grad(score, image, noises, side):
     """|mean gradient|, the maximum of the channels, the mean of a patch; one noise of zeros is Simyonan's saliency."""
-    mean = sum(gradient(score, image + noise) for noise in noises) / len(noises)
+    mean = sum(gradients(score, [image + noise for noise in noises])) / len(noises)
     return patch_means(mean.abs().max(0).values, side)
 
 
 def path(score, image, positions, side, multiply=True):
     """The sum in a patch of x ⊙ ∇f(t x), of ∇f(t x) alone unless `multiply`; the mean over positions t."""
     total = torch.zeros_like(image)
-    for position in positions:
-        total += gradient(score, position * image) * (image if multiply else 1) / len(positions)
+    for gradient in gradients(score, [position * image for position in positions]):
+        total += gradient * (image if multiply else 1) / len(positions)
     return patch_means(total.sum(0), side) * (image.shape[-1] // both(side)[1]) ** 2
 
 
@@ -146,9 +147,10 @@ def vit_cx(predict, image, label, masks, delta, noises, side, rescale=False, com
 def corrected(masks, scores):
     """Σ s M / ρ, where the coverage ρ is the mean of the masks; 0 where ρ is 0."""
     saliency = torch.zeros(masks[0].shape, dtype=torch.double)
+    of_pixels = torch.stack(masks, -1).tolist()
     for row in range(saliency.shape[0]):
         for column in range(saliency.shape[1]):
-            values = [mask[row, column].item() for mask in masks]
+            values = of_pixels[row][column]
             coverage = sum(values) / len(values)
             if coverage > 1e-6:
                 total = sum(score * value for score, value in zip(scores, values, strict=True))

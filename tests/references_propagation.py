@@ -139,11 +139,9 @@ def grad_cam_plus_plus(target, x, layer, v):
     """The derivatives of Y = exp(s) are exp(s) g, exp(s) g² and exp(s) g³; the weights lack the factor exp(s)."""
     gradient, scores = compute_gradient(target, x, layer, v), torch.zeros(len(x), dtype=x.dtype)
     for channel in range(x.shape[1]):
-        weight = 0
-        for g in gradient[:, channel]:
-            alpha = g**2 / (2 * g**2 + x[:, channel].abs().sum() * g**3) if g else 0
-            weight = weight + alpha * g.clamp(min=0)
-        scores = scores + weight * x[:, channel]
+        g = gradient[:, channel]
+        alpha = torch.where(g == 0, 0, g**2 / (2 * g**2 + x[:, channel].abs().sum() * g**3))
+        scores = scores + (alpha * g.clamp(min=0)).sum() * x[:, channel]
     return on_grid(target, scores)
 
 
@@ -227,7 +225,7 @@ def decompose(target, x, layer):
         for head, weights in enumerate(at.weights):
             for to in range(len(x)):
                 of_head = values[:, :, slices(head, width)]
-                mixed[to, :, slices(head, width)] = sum(weights[to, f] * of_head[f] for f in range(len(x)))
+                mixed[to, :, slices(head, width)] = (weights[to][:, None, None] * of_head).sum(0)
         parts = parts + linear(block.attn.proj, mixed) * getattr(block.ls1, "gamma", 1)
         hidden = linear(block.mlp.fc1, norm(block.norm2, parts))
         total = hidden.sum(1, keepdim=True)

@@ -81,9 +81,9 @@ def test_the_oracle_peaks_where_the_target_looks(target, hops):
 
 @pytest.mark.slow
 def test_a_trained_explainer_peaks_where_the_target_looks(target, hops=1):
-    samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(random_images(64, seed=2))]
+    samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(random_images(32, seed=2))]
     network, optimizer = partial(LightNetwork, blocks=[0], width=24, depth=1), partial(torch.optim.Adam, lr=1e-2)
-    tve, every = TVE(target, GRID, network, hops=(hops,)), partial(TVELoss, patches_per_image=GRID.num_patches)
+    tve, every = TVE(target, GRID, network, hops=(hops,)), partial(TVELoss, patches_per_image=18)
     trained = ExplainerTraining(tve, every, optimizer)
     Trainer(accelerator="cpu", max_epochs=40, **SILENT).fit(trained, DataLoader(samples, batch_size=16))
     with torch.no_grad():

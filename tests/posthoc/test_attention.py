@@ -83,7 +83,7 @@ def test_options_of_alti_and_token_tm_are_their_formulas(model, grid, images):
         for layer, output in enumerate(seen.outputs):
             found = posthoc.ALTI(model, grid, layer=layer, sum_to="block")(images[1:2], CLASSES[:1])[0]
             agree(found, slow.on_patches(seen, slow.alti(seen, layer, output.detach())), 1e-8)
-        for options in TOKEN_TM:
+        for options in TOKEN_TM if len(model.backbone.blocks) == 3 else TOKEN_TM[::5]:
             found = posthoc.TokenTM(model, grid, **options)(images[1:2], torch.tensor([3]))[0]
             agree(found, slow.token_tm(seen, 3, **options), 1e-8)
 
@@ -98,15 +98,6 @@ def test_transformer_attribution_from_its_second_layer_on(make_target, grid, ima
         agree(found, wanted, 1e-8)
         everything = posthoc.TransformerAttribution(target, grid)(images[:1], torch.tensor([2]))[0]
         assert (everything - found).abs().max() > 1e-3 * found.abs().max()
-
-
-@pytest.mark.parametrize("steps", [2, 7])
-def test_tam_integrates_over_any_number_of_images(target, grid, images, steps):
-    found = posthoc.TAM(target, grid, steps=steps)
-    assert found.forward_passes == steps
-    with slow.in_double():
-        wanted = slow.tam(target, target.normalise(images[:1])[0], 1, steps)
-    agree(found(images[:1], torch.tensor([1]))[0], wanted, 1e-4)
 
 
 @pytest.mark.parametrize("name", SPECIFIC)

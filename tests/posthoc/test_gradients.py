@@ -3,16 +3,14 @@
 import pytest
 import references_propagation as references
 import torch
-from captum.attr import LayerGradientXActivation
 from toys import assert_same
 
-from explainers import posthoc
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.propagation import DecompX, libra
 
 frozen_full_grad = libra(FullGrad)
-LABELS = torch.tensor([3, 0, 4])
+LABELS = torch.tensor([3, 0])
 
 
 @pytest.fixture
@@ -22,7 +20,7 @@ def target(double):
 
 @pytest.fixture
 def images(images):
-    return images[:3]
+    return images[:2]
 
 
 @pytest.mark.parametrize(("method", "of"), [(CAT, InputXGradient), (AttCAT, AttIxG)])
@@ -46,8 +44,7 @@ def test_attention_may_weigh_the_input_of_the_next_layer(target, grid, images):
     assert_same(method(images, LABELS), expected)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("first", "frozen"), [(0, False), (1, True)])
 def test_fullgrad_plus_counts_each_bias_once(target, grid, images, first, frozen):
     """SkipPLUS, Equations 5 and 6; naive PLUS counts a bias in every layer up to its own."""
     of = frozen_full_grad if frozen else FullGrad
@@ -75,7 +72,7 @@ def test_biases_of_relative_positions_belong_to_no_token(make_target, grid, imag
     """They change attention weights only, which are constants under the rules `FROZEN`."""
     target = make_target("vit_relpos_small_patch16_224")
     heatmaps = PLUS(target, grid, frozen_full_grad)(images, LABELS)
-    assert heatmaps.shape == (3, 4, 4) and heatmaps.isfinite().all() and heatmaps.abs().max() > 0
+    assert heatmaps.shape == (2, 4, 4) and heatmaps.isfinite().all() and heatmaps.abs().max() > 0
 
 
 def test_the_sum_of_a_gradient_over_channels_is_zero_behind_layer_norm(target, make_target, grid, images):
@@ -89,16 +86,3 @@ def test_the_sum_of_a_gradient_over_channels_is_zero_behind_layer_norm(target, m
     expected = torch.autograd.grad(score, tokens)[0].sum(-1).reshape(1, 4, 4)
     assert_same(TokenGradient(other, grid, channels="sum")(images[:1], LABELS[:1]), expected)
     assert expected.abs().max() > 0
-
-
-@pytest.mark.parametrize("layer", [0, -2])
-def test_captum_has_the_same_gradients_of_layers(make_target, grid, images, layer):
-    target = make_target(depth=3)
-    for name, multiplied in {"HiResCAM": True, "TokenGradient": False}.items():
-        block = target.backbone.blocks[layer]
-        peer = LayerGradientXActivation(lambda pixels: target.classify(target.embed(pixels)), block, None, multiplied)
-        theirs = peer.attribute(target.normalise(images), LABELS, attribute_to_layer_input=True)[:, 1:]
-        expected = theirs.sum(-1) if multiplied else theirs.norm(dim=-1)
-        of_inputs = {"tokens": "input"} if multiplied else {}
-        found = posthoc.build(name, target, grid, {"layer": layer} | of_inputs)(images, LABELS).flatten(1)
-        torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5 * expected.abs().max().item())

@@ -1,8 +1,7 @@
-"""Explanations by masks, against loops and against captum."""
+"""Explanations by masks, against loops."""
 
 import itertools
 
-import captum.attr
 import pytest
 import references_masks as slow
 import torch
@@ -66,14 +65,6 @@ def test_coarse_occlusion_hides_cells_and_interpolates_between_their_middles(tar
         along[patch, cell] += 1 - weight
     torch.testing.assert_close(found, along @ drops @ along.T, rtol=1e-4, atol=1e-6)
     assert Occlusion(target, grid, cells=9).forward_passes == 65  # at most as many cells as patches
-
-
-def test_occlusion_is_captums(target, grid, images):
-    normalised = target.normalise(images)
-    theirs = captum.attr.Occlusion(target.score_images).attribute(
-        normalised, (3, 8, 8), strides=(3, 8, 8), target=CLASSES
-    )
-    torch.testing.assert_close(Occlusion(target, grid)(images, CLASSES), theirs[:, 0, ::8, ::8], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("size, cells", [((32, 32), 3), ((32, 20), 4), ((24, 40), 7)])

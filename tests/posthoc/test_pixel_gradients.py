@@ -73,30 +73,20 @@ def test_saliency_and_smooth_grad_are_the_references(target, grid, images):
         close(smooth[i], slow.smooth_grad(score, image, list(deviation * noises), 4))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("multiply", [True, False])
 def test_path_methods_are_the_references(target, grid, images, multiply):
     shap = GradientSHAP(target, grid, 6, multiply_by_inputs=multiply, seed=5)(images, CLASSES)
-    integrated = IntegratedGradients(target, grid, 60, multiply_by_inputs=multiply)(images, CLASSES)
+    integrated = IntegratedGradients(target, grid, 40, multiply_by_inputs=multiply)(images, CLASSES)
     positions = uniform(torch.arange(6), seed=5).tolist()
-    middles = [(i + 0.5) / 200 for i in range(200)]
+    middles = [(i + 0.5) / 100 for i in range(100)]
     for i, image in enumerate(target.normalise(images[:2])):
         score = logit(target, CLASSES[i])
         close(shap[i], slow.path(score, image, positions, 4, multiply))
         close(integrated[i], slow.path(score, image, middles, 4, multiply), 2e-3)  # another quadrature
 
 
-def test_integrated_gradients_add_up_to_the_difference_of_the_logits(target, grid, images):
-    heatmaps = IntegratedGradients(target, grid, 200)(images, CLASSES)
-    with torch.no_grad():
-        seen = target(images).take_along_dim(CLASSES[:, None], 1)[:, 0]
-        nothing = target.classify(target.embed(torch.zeros(1, 3, 32, 32)))[0, CLASSES]
-    torch.testing.assert_close(heatmaps.sum((1, 2)), seen - nothing, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of captum, about itself
-@pytest.mark.parametrize("multiply", [True, False])
-@pytest.mark.parametrize("name", ["vit", "resnet"])
+@pytest.mark.parametrize(("name", "multiply"), [("vit", True), ("resnet", False)])
 def test_captum_computes_the_same(make_target, grid, images, multiply, name):
     target = make_target(MODELS[name][0])
     model, normalised = Explained(target), target.normalise(images)
@@ -108,19 +98,6 @@ def test_captum_computes_the_same(make_target, grid, images, multiply, name):
     close(IntegratedGradients(target, grid, 50, multiply)(images, CLASSES), sums(theirs.float().sum(1)), 1e-4)
     theirs = captum.attr.DeepLift(model, multiply).attribute(normalised, **given)
     close(DeepLift(target, grid, multiply)(images, CLASSES), sums(theirs.sum(1)))
-
-
-@pytest.mark.parametrize("multiply", [True, False])
-def test_gradient_shap_is_captums_on_the_numbers_that_captum_draws(target, grid, images, multiply, monkeypatch):
-    normalised = target.normalise(images[:1])
-    positions = uniform(torch.arange(6), 3)
-    monkeypatch.setattr("numpy.random.uniform", lambda low, high, count: positions.numpy()[:count])
-    theirs = captum.attr.GradientShap(Explained(target), multiply).attribute(
-        normalised, torch.zeros_like(normalised), n_samples=6, additional_forward_args=(CLASSES[:1],)
-    )
-    monkeypatch.undo()
-    ours = GradientSHAP(target, grid, 6, multiply, seed=3)
-    close(ours(images[:1], CLASSES[:1]), ours.over_patches(theirs.sum(1)))
 
 
 def test_deep_lift_is_the_gradient_on_a_transformer_and_adds_up_on_a_relu_network(make_target, grid, images):

@@ -36,19 +36,19 @@ def test_heatmaps_of_two_functionals_are_the_formula(make_target, grid, images, 
     name, arguments = MODELS[model]
     target = small(make_target, name, **arguments).double()
     with slow.in_double():
-        functionals = torch.randn(len(images), 2, target.embed_dim)
+        images, functionals = images[:2], torch.randn(2, 2, target.embed_dim)
         found = posthoc.build(method, target, grid, options).explain(images, functionals)
         seen = slow.walk(target, target.normalise(images)[1])
         for i in range(2):
             agree(found[1, i].flatten(), FORMULAS[method](seen, functionals[1, i], **options), 1e-7)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", WITHOUT_A_WALK)
-def test_other_transformers_are_explained(make_target, grid, images, name, method):
+def test_other_transformers_are_explained(make_target, grid, images, name):
     target = small(make_target, WITHOUT_A_WALK[name])
-    found = posthoc.build(method, target, grid)(images, CLASSES)
-    assert found.isfinite().all() and found.std() > 0
+    for method in METHODS:
+        found = posthoc.build(method, target, grid)(images[:2], CLASSES[:2])
+        assert found.isfinite().all() and found.std() > 0
 
 
 @pytest.mark.parametrize("method", [*METHODS, "DirectPaths", "PathFlow"])

@@ -70,7 +70,7 @@ def test_cosines_are_those_of_the_up_sampled_masks(tokens, size):
     assert (found - coarse).abs().max() > 0.01  # cosines before up-sampling differ
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.05, 0.15, 0.3, 2.0])
+@pytest.mark.parametrize("delta", [0.0, 0.15, 2.0])
 def test_clusters_are_those_of_complete_linkage_in_the_order_of_their_first_masks(delta):
     masks = torch.rand(12, 4, 4)
     masks[5], masks[9] = masks[2] + 0.01 * masks[5], masks[2] + 0.02 * masks[9]
@@ -111,9 +111,8 @@ def masks_by_hand(target, image, kind):
 @pytest.mark.parametrize(
     "name, settings",
     [
-        ("vit", {}),
         ("vit", {"delta": 0.2, "sigma": 0.5, "seed": 3}),
-        ("vit", {"combine": "sum", "delta": 0.2}),
+        ("vit", {"combine": "sum"}),
         ("distilled", {"features": "norm", "released": True}),
         ("swin", {"delta": 0.05}),
     ],

@@ -41,20 +41,21 @@ def slow_ranks(explain, image, target, removal, steps, most):
     return [1 - gone.index(patch) / 16 if most else (1 + gone.index(patch)) / 16 for patch in range(16)]
 
 
-@pytest.mark.parametrize(("removal", "low", "high", "share"), [("zero", 5, 3, 0.75), ("black", 1, 16, 0.5)])
-@pytest.mark.parametrize("name", ["AnyHead", "GAE"])
+@pytest.mark.parametrize(
+    ("name", "removal", "low", "high", "share"), [("AnyHead", "zero", 5, 3, 0.75), ("GAE", "black", 1, 16, 0.5)]
+)
 def test_ranks_are_those_of_loops_over_images_and_steps(anyhead, target, grid, images, name, removal, low, high, share):
     explainer = anyhead if name == "AnyHead" else build(name, target, grid)
-    found = explain_again(explainer, images, CLASSES, low, high, removal, share=share)
-    for image, label, heatmap in zip(images, CLASSES, found, strict=True):
+    images, classes = images[:3], CLASSES[:3]
+    found = explain_again(explainer, images, classes, low, high, removal, share=share)
+    for image, label, heatmap in zip(images, classes, found, strict=True):
         arguments = (lambda seen: explainer(seen[None], label[None]).flatten().tolist()), image, target, removal  # noqa: B023
         ranks = zip(slow_ranks(*arguments, low, False), slow_ranks(*arguments, high, True), strict=True)
         expected = [share * lowest + (1 - share) * highest for lowest, highest in ranks]
         torch.testing.assert_close(heatmap.flatten(), torch.tensor(expected))
 
 
-@pytest.mark.parametrize("removal", ["zero", "black"])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+@pytest.mark.parametrize(("removal", "dtype"), [("zero", torch.uint8), ("black", torch.uint16)])
 def test_hidden_patches_are_those_of_the_removal_of_metrics(target, grid, images, removal, dtype):
     target.mean.copy_(torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1))
     given = images if dtype == torch.uint8 else (images.int() * 251).to(dtype)
@@ -65,7 +66,7 @@ def test_hidden_patches_are_those_of_the_removal_of_metrics(target, grid, images
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("low", "high", "passes"), [(7, 7, 13), (1, 1, 1), (4, 1, 4), (1, 16, 16)])
+@pytest.mark.parametrize(("low", "high", "passes"), [(3, 4, 6), (1, 1, 1), (4, 1, 4)])
 def test_every_image_is_explained_as_often_as_announced(anyhead, target, images, low, high, passes):
     with count_passes(target) as count:
         explain_again(anyhead, images, CLASSES, low, high)
@@ -145,7 +146,7 @@ def test_an_explainer_that_does_not_fit_is_told_in_one_line(target, grid, images
         explain_again(lambda seen, classes: torch.zeros(5, 8, 8), images, CLASSES, target=target)
 
 
-@pytest.mark.parametrize("passes", [2, 5, 12, 31])
+@pytest.mark.parametrize("passes", [2, 5, 12])
 def test_few_passes_of_refine_explain_again(anyhead, target, images, passes):
     with count_passes(target) as count:
         refined = refine(anyhead, images, CLASSES, passes)

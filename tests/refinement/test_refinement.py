@@ -55,15 +55,15 @@ def test_a_planted_patch_is_found_in_fewer_passes_than_patches(additive, images,
     assert (sign * refined.heatmaps.flatten(1)).argmax(1).tolist() == [6] * 5
 
 
-@pytest.mark.parametrize("parts", [(16, 48), (20, 2, 42)])
-@pytest.mark.parametrize("removal", ["black", "drop"])
+@pytest.mark.parametrize(("parts", "removal"), [((16, 24), "black"), ((12, 2, 26), "drop")])
 def test_passes_in_parts_give_what_they_give_at_once(anyhead, images, parts, removal):
-    at_once = refine(anyhead, images, CLASSES, 64, removal=removal)
-    refined = refine(anyhead, images, CLASSES, parts[0], removal=removal, fit="ranking")
+    images, classes = images[:2], CLASSES[:2]
+    at_once = refine(anyhead, images, classes, 40, removal=removal)
+    refined = refine(anyhead, images, classes, parts[0], removal=removal, fit="ranking")
     before = refined.heatmaps
     for passes in parts[1:]:
         refined.more(passes)
-    assert refined.passes == 64
+    assert refined.passes == 40
     torch.testing.assert_close(refined.heatmaps, at_once.heatmaps, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(refined.errors, at_once.errors, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(refined.heatmaps, before, rtol=0.01)
@@ -117,9 +117,9 @@ def test_shapley_values_are_approached_on_9_patches(make_model):
     expected = references.exact_shapley(values, 9).view(3, 3)
     refined = refine(None, images, torch.tensor([2]), 64, target=target, fit="shapley")
     few = (refined.heatmaps[0] - expected).square().mean()
-    many = (refined.more(4000).heatmaps[0] - expected).square().mean()
+    many = (refined.more(2000).heatmaps[0] - expected).square().mean()
     torch.testing.assert_close(refined.heatmaps.sum(), expected.sum(), rtol=1e-3, atol=1e-3)
-    assert many < 0.05 * few and many < 0.003 * expected.var()
+    assert many < 0.1 * few and many < 0.006 * expected.var()
 
 
 def test_refining_stops_when_it_is_precise_enough(additive, images):
@@ -241,15 +241,15 @@ def test_what_heatmaps_cannot_give_is_told_in_one_line(target, grid, images):
 @pytest.mark.parametrize("kind", ["method", "anyhead"])
 def test_threads_that_share_an_explainer_get_what_one_gets(anyhead, target, grid, images, kind):
     explainer = anyhead if kind == "anyhead" else build("DecompX-PLUS", target, grid)
-    together = Barrier(4)
+    together = Barrier(3)
 
     def work(number):
         together.wait()
-        return [refine(explainer, images[number : number + 1], None, 32, target=target).more(16) for _ in range(3)]
+        return [refine(explainer, images[number : number + 1], None, 32, target=target).more(8) for _ in range(2)]
 
-    with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(work, range(4)))
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(work, range(3)))
     for number, several in enumerate(found):
-        alone = refine(explainer, images[number : number + 1], None, 48, target=target, fit="ranking")
+        alone = refine(explainer, images[number : number + 1], None, 40, target=target, fit="ranking")
         for each in several:
             torch.testing.assert_close(each.heatmaps, alone.heatmaps, rtol=1e-3, atol=1e-4)

@@ -17,7 +17,7 @@ from explainers.shapley.networks import LightShapleyNetwork
 from explainers.shapley.shapley import Shapley
 from explainers.shapley.surrogate import Surrogate
 
-ADAM = partial(torch.optim.Adam, lr=1e-3)
+ADAM = partial(torch.optim.Adam, lr=3e-3)
 LIGHT = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
 
 
@@ -40,7 +40,7 @@ def test_training_brings_masked_images_closer_to_whole_ones_and_leaves_the_teach
     target = make_target(drop_path_rate=0.3)
     surrogate, before = Surrogate(target, grid, ADAM), state(target)
     start = surrogate.eval().loss(batch_of(images), 1000).item()
-    fit(surrogate.train(), images, epochs=30)
+    fit(surrogate.train(), images, epochs=12)
     assert surrogate.eval().loss(batch_of(images), 1000) < start / 2
     assert equal(state(surrogate.teacher), before)
     assert equal(state(target), before) and not equal(state(surrogate.target), before)

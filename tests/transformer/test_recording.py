@@ -51,16 +51,25 @@ def record_embedding(target, images, *args, **kwargs):
     return record, embeddings
 
 
-@pytest.mark.parametrize("attention", [False, True])
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_a_recorded_pass_computes_what_the_model_computes(target, images, rules, attention):
+def test_a_recorded_pass_computes_what_the_model_computes(target, images):
+    """Under each set of rules, with and without attention; and gradients of several functionals are those of each."""
+    images, functionals = images[:2], torch.randn(2, 3, target.embed_dim)
     with torch.no_grad():
-        expected = embed(target, images[:2])
-    record, embeddings = record_embedding(target, images[:2], rules, attention=attention, biases=True, start=1)
-    torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
-    count = len(record.inputs)
-    assert len(record.outputs) == len(record.biases) == count
-    assert len(record.attention) == len(record.values) == len(record.middles) == count * attention
+        expected = embed(target, images)
+    for name, rules in RULES.items():
+        record, embeddings = record_embedding(target, images, rules)
+        torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+        assert not (record.attention or record.values or record.middles), name
+        together = record.gradients(embeddings, functionals, record.inputs)
+        alone = record.gradients(embeddings, functionals[:, 1, None], record.inputs)
+        for all_of_them, one in zip(together, alone, strict=True):
+            size = all_of_them.abs().max().item()
+            torch.testing.assert_close(all_of_them[:, 1], one[:, 0], rtol=1e-3, atol=1e-4 * size)
+        record, embeddings = record_embedding(target, images, rules, attention=True, biases=True, start=1)
+        torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+        count = len(record.inputs)
+        assert len(record.outputs) == len(record.biases) == count
+        assert len(record.attention) == len(record.values) == len(record.middles) == count
 
 
 def blocks_and_modules(target):
@@ -118,18 +127,6 @@ def test_no_mode_around_it_changes_the_gradients(make_target, images, around):
         assert not torch.is_grad_enabled()
     for gradient, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, other)
-
-
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_gradients_of_several_functionals_are_those_of_each(target, images, rules):
-    record, embeddings = record_embedding(target, images[:2], rules)
-    functionals = torch.randn(2, 3, embeddings.shape[1])
-    together = record.gradients(embeddings, functionals, record.inputs)
-    for i in range(3):
-        alone = record.gradients(embeddings, functionals[:, i, None], record.inputs)
-        for all_of_them, one in zip(together, alone, strict=True):
-            size = all_of_them.abs().max().item()
-            torch.testing.assert_close(all_of_them[:, i], one[:, 0], rtol=1e-3, atol=1e-4 * size)
 
 
 def test_plain_gradients_are_those_of_the_model(target, images):

@@ -16,7 +16,14 @@ from explainers.transformer.stage_paths import default_stages, record_stage_path
 MODELS = {
     "test_resnet": {},
     "test_efficientnet": {},
-    "swin_tiny_patch4_window7_224": {"img_size": 64, "window_size": 2},
+    "swin_tiny_patch4_window7_224": {
+        "img_size": 32,
+        "window_size": 2,
+        "patch_size": 2,
+        "embed_dim": 12,
+        "depths": (1, 1, 1),
+        "num_heads": (1, 2, 2),
+    },
 }
 
 

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 from toys import batch_of
 
-from explainers.masking import neighbourhoods
 from explainers.training.sources import Features
 from explainers.tve.oracle import Oracle
-from explainers.tve.tve import TVELoss, meta_attribution, transfer
+from explainers.tve.tve import TVELoss, transfer
 
 
 @torch.no_grad()
@@ -25,16 +24,6 @@ def test_the_attribution_of_a_patch_is_the_papers(target, grid, images, hops):
         torch.testing.assert_close(heatmaps[i], expected, rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
-def test_meta_attributions_are_what_the_backbone_sees_of_a_neighbourhood_and_of_the_rest(target, grid, images):
-    normalised, drawn = target.normalise(images), torch.tensor([[6, 1], [0, 15], [3, 3], [9, 12], [8, 2]])
-    got = meta_attribution(target.embed, normalised, neighbourhoods(grid, 1)[drawn], grid, chunk_size=3)
-    assert got.shape == (5, 2, 2, 24)
-    for i in range(5):
-        expected = references.meta_attribution(target.embed, normalised[i], side=4, hops=1)[drawn[i]]
-        torch.testing.assert_close(got[i], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_transfer_takes_any_head():
     head, meta = nn.Linear(6, 3), torch.randn(2, 9, 2, 6)
     assert transfer(head, meta).shape == (2, 3, 9)
@@ -43,7 +32,7 @@ def test_transfer_takes_any_head():
 
 
 def test_rows_are_the_papers_of_the_patches_that_were_drawn(target, grid, images):
-    source = TVELoss(target, grid, hops=(1,), patches_per_image=3)
+    source = TVELoss(target, grid, hops=(1,), patches_per_image=3, chunk_size=4)
     rows = source(batch_of(images))
     assert rows.keys() == {"patch", "meta"} and rows.keys() == set(source.provides)
     assert not rows["meta"].requires_grad
@@ -64,15 +53,15 @@ def test_of_several_neighbourhood_sizes_each_serves_its_share_of_the_patches(tar
         ]
     )  # (3, B, N, 2, D)
     counts = torch.zeros(3)
-    for epoch in range(10):
+    for epoch in range(5):
         seen = source(batch_of(images), epoch)
         assert torch.equal(seen["patch"].sort(1).values, torch.arange(16).expand(5, 16))
         of_patch = wanted[:, torch.arange(5)[:, None], seen["patch"]]  # (3, B, Z, 2, D)
         error, hop = (of_patch - seen["meta"]).abs().amax((-1, -2)).min(0)
         assert error.max() < 1e-4
         counts += hop.flatten().bincount(minlength=3)
-    assert counts.sum() == 800
-    assert (counts - 800 / 3).abs().max() < 70
+    assert counts.sum() == 400
+    assert (counts - 400 / 3).abs().max() < 48  # five standard deviations
 
 
 @pytest.mark.parametrize("source", ["meta", "features"])

@@ -76,9 +76,9 @@ def test_the_loss_is_the_papers(target, grid, images, reduction):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("h_weight", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("score", ["log_probability", "logit"])
-@pytest.mark.parametrize("pooling", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("h_weight", "score", "pooling"), [(0.3, "log_probability", 3), (1.0, "logit", 1), (0.0, "logit", 5)]
+)
 def test_the_released_options_are_what_they_say(target, grid, images, h_weight, score, pooling):
     meta = torch.randn(5, 16, 2, 24)
     tve = TVE(target, grid, partial(Given, meta=meta), score=score, h_weight=h_weight, pooling=pooling).eval()
@@ -173,14 +173,14 @@ def test_validation_measures_theorem_1_on_the_predicted_classes(target, grid, im
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("network", "lr"), [(Small, 3e-4), (LIGHT, 1e-2)])
+@pytest.mark.parametrize(("network", "lr"), [(Small, 1e-3), (LIGHT, 2e-2)])
 def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, grid, images, network, lr):
     target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
     before = state(target)
     torch.manual_seed(0)  # of the network's weights
     module = training(TVE(target, grid, network, hops=(1,)), patches(4), partial(torch.optim.Adam, lr=lr))
     start = loss_of(module.eval(), images).item()
-    fit(module, images, epochs=25)
+    fit(module, images, epochs=12)
     assert loss_of(module, images) < start / 2
     assert equal(state(target), before)
     assert all(weight.grad is None for weight in target.parameters())
