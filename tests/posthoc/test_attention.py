@@ -116,12 +116,6 @@ def test_attention_pooling_is_refused(make_target, grid):
         posthoc.GAE(make_target(global_pool="map", class_token=False), grid)
 
 
-@pytest.mark.parametrize("name", SPECIFIC)
-def test_the_probability_is_explained_too(target, grid, images, name):
-    found = build(name, target, grid, output="probability")(images[:2], CLASSES[:2])
-    assert found.isfinite().all() and not torch.allclose(found, build(name, target, grid)(images[:2], CLASSES[:2]))
-
-
 def test_weights_of_tokens_that_stay_are_equal_and_of_tokens_that_turn_are_less():
     tokens = torch.eye(4)[None]
     torch.testing.assert_close(transformation_weights(tokens, tokens), torch.ones(1, 4))

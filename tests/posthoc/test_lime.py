@@ -1,7 +1,6 @@
 """LIME, against its normal equations and against captum."""
 
 import captum.attr
-import pytest
 import references_masks as slow
 import torch
 from captum._utils.models.linear_model import SkLearnLasso
@@ -32,8 +31,8 @@ def read_samples(explainer):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("alpha", [0.01, 0.0005])
-def test_lime_with_the_lasso_is_captums_on_the_same_samples(target, grid, images, alpha):
+def test_lime_with_the_lasso_is_captums_on_the_same_samples(target, grid, images):
+    alpha = 0.005  # some coefficients are 0
     explainer = LIME(target, grid, samples=80, regression="lasso", alpha=alpha)
     found, keeps = explainer(images[:2], CLASSES[:2]), read_samples(explainer)
     patches = torch.arange(16).view(1, 1, 4, 4).repeat_interleave(8, -1).repeat_interleave(8, -2)

@@ -3,11 +3,9 @@ import math
 import pytest
 import references
 import torch
-from captum.attr import KernelShap
 from toys import game, look_up, members
 
 from explainers.masking import PatchGrid
-from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.kernel_shap import KernelSHAP, ShapleyLabels, fit_shapley
 
@@ -60,39 +58,6 @@ def test_the_fit_is_the_constrained_least_squares_of_the_reference(count, weight
                 weights[image].tolist() if weighted else None,
             )
             torch.testing.assert_close(found[image, :, label].double(), expected, rtol=1e-4, atol=1e-5)
-
-
-def run_captum(target, image, label, count):
-    """captum's KernelSHAP (N,) of one image, and the coalitions that it drew, besides all patches and none."""
-    drawn = []
-    captum = KernelShap(target.score_images)
-    own = captum.perturb_func
-
-    def recording(original, **settings):
-        for perturbation in own(original, **settings):
-            drawn.append(perturbation[0].bool())
-            yield perturbation
-
-    captum.perturb_func = recording
-    patches = torch.arange(9).view(1, 1, 3, 3).repeat_interleave(8, -1).repeat_interleave(8, -2)
-    settings = {"feature_mask": patches, "n_samples": count + 2, "return_input_shape": False}
-    phi = captum.attribute(target.normalise(image[None]), 0, int(label), **settings)
-    return phi[0], torch.stack(drawn)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_fit_is_captums_on_the_coalitions_that_captum_draws(target, images):
-    """To 1e-3 of the largest: captum weighs all patches and none with 1e6, where ours hold exactly, in float32."""
-    for image, label, count in zip(images[:2], (2, 0), (40, 100), strict=True):
-        theirs, drawn = run_captum(target, image, label, count)
-        assert drawn[0].all() and not drawn[1].any() and len(drawn) == count + 2
-        values = game(target, image)[0]
-        ours = fit_shapley(*look_up(values, members(drawn[2:])))[0, :, label]
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3 * theirs.abs().max().item())
-        drawn = members(shapley_coalitions(torch.tensor([0]), 9, count, seed=1)[0])
-        others = fit_shapley(*look_up(values, drawn))[0, :, label]
-        assert (others - theirs).abs().max() > 1e-2 * theirs.abs().max()
 
 
 def test_labels_are_the_fit_to_coalition_values_of_the_class_asked_for(target, batch):
