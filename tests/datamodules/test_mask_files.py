@@ -143,6 +143,14 @@ def test_a_common_scale_may_round_each_side_to_whole_pixels(drawn_on, stored, fi
     assert is_scaled(drawn_on, stored) == fits
 
 
+def test_boxes_may_be_in_pixels_of_a_larger_image():
+    crop = Crop((30, 40), ImageTransform((30, 30)))
+    small, large = Boxes([[(10, 3, 20, 15)]]), Boxes([[(20, 6, 40, 30)]], [(60, 80)])
+    assert torch.equal(small.mask(0, crop), large.mask(0, crop)) and small.mask(0, crop).any()
+    with pytest.raises(InputError, match="expected boxes of the image's size, 40 × 30 pixels"):
+        Boxes([[]], [(80, 60)]).mask(0, crop)
+
+
 def test_a_fingerprint_changes_with_the_masks_alone(tmp_path):
     write_pair(tmp_path)
     before = masked_images(tmp_path, ImageTransform((8, 8))).fingerprint()
