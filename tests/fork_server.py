@@ -62,16 +62,28 @@ def serve(jobs):
     import_module("datamodules.digits")  # here once, and not in each fork: it imports scikit-learn
     with suppress(ImportError):
         import_module("ffcv.writer")  # seconds, in each fork that writes a .beton
-    gc.freeze()  # or the collector of a fork would look at, and so copy, all that is imported
+    warm = False
     while True:
         job, files, *_ = socket.recv_fds(jobs, LARGEST_JOB, 3)
         if not job:
             os._exit(0)
+        if not warm:
+            warm_up()
+            gc.freeze()  # or the collector of a fork would look at, and so copy, all that is imported
+        warm = True
         if os.fork() == 0:
             jobs.close()
             watch(job, *files)
         for file in files:
             os.close(file)
+
+
+def warm_up():
+    """Compose and check the config of a run: each fork that runs a program would read the same files again."""
+    if commands := sys.modules.get("commands"):
+        cfg = commands.composed(*commands.TVE_RUN, *commands.DIGITS, folder="unused")
+        commands.training.check_settings(cfg)
+        commands.HydraConfig.instance().cfg = None
 
 
 def watch(job, status, *outputs):

@@ -87,17 +87,19 @@ def test_networks_that_read_other_blocks_share_the_meta_attributions(target, gri
         assert sorted(computed) == sorted((provided, index) for provided in expected for index in ONCE)
 
 
-@pytest.mark.parametrize("change", ["backbone", "images", "precision"])
 def test_of_another_backbone_other_images_or_in_another_precision_all_is_computed(
-    target, make_target, grid, computed, tmp_path, change
+    make_target, grid, computed, tmp_path
 ):
-    fit(light(target, grid, [0]), stored(tmp_path))
-    computed.clear()
-    data = stored(tmp_path, train=partial(Noise, 6, seed=2)) if change == "images" else stored(tmp_path)
-    precision = {"precision": "bf16-mixed"} if change == "precision" else {}
-    fit(light(make_target(seed=int(change == "backbone")), grid, [0]), data, **precision)
-    rows = range(6) if change == "images" else ONCE
-    assert sorted(computed) == sorted((provided, index) for provided in ("meta", "embedding") for index in rows)
+    other = partial(Noise, 6, seed=2)
+    for seed, train, precision, rows in (
+        (0, TRAIN, "32-true", ONCE),
+        (1, TRAIN, "32-true", ONCE),
+        (0, other, "32-true", range(6)),
+        (0, TRAIN, "bf16-mixed", ONCE),
+    ):
+        computed.clear()
+        fit(light(make_target(seed=seed), grid, [0]), stored(tmp_path, train), precision=precision)
+        assert sorted(computed) == sorted((provided, index) for provided in ("meta", "embedding") for index in rows)
 
 
 def test_a_batch_holds_the_rows_and_labels_of_its_images(target, grid, tmp_path):

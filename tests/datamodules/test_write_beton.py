@@ -183,16 +183,7 @@ def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path):
     assert (batch["image"].float() - expected).abs().mean((1, 2, 3)).max() < 2
 
 
-@pytest.fixture
-def handlers():
-    """Signals are answered after a test as before it."""
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in earlier.items():
-        signal.signal(number, handler)
-
-
-def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path, folder, handlers, capsys):
+def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path, folder, capsys):
     main([str(folder), str(tmp_path / "a.beton"), "--limit", "6", "--model", "test_vit", "--workers", "1"])
     assert re.fullmatch(rf"{tmp_path}/a.beton: 6 images, \d+\.\d MB\n", capsys.readouterr().out)
     with pytest.raises(SystemExit, match="InputError: expected a folder with one .*, got .*gone"):

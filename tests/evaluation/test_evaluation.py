@@ -6,7 +6,7 @@ import pytest
 import references
 import timm
 import torch
-from commands import QUIET
+from commands import NO_FIGURES, QUIET
 from commands import evaluate as evaluate_command
 from lightning import Trainer
 from scipy.stats import spearmanr
@@ -199,7 +199,7 @@ def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, mon
     assert sum(made) == 7 * sum(announced.values()) + 1  # and an empty image for each batch
 
 
-def test_passes_in_results_are_those_that_were_made(target, grid, digits):
+def test_passes_in_results_are_those_that_were_made_and_without_curves_nothing_is_masked(target, grid, digits):
     explainers = {"cx": ViTCX(target, grid), "rise": RISE(target, grid, masks=9), "chance": Chance(None, grid)}
     evaluation = Evaluation(grid, curves=[])(target, explainers)
     measure(evaluation, digits, batch_size=4, inference_mode=False)
@@ -208,6 +208,9 @@ def test_passes_in_results_are_those_that_were_made(target, grid, digits):
     passes = {name: row["forward_passes"] for name, row in evaluation.results.items()}
     assert passes == {"cx": round(2 + 2 * masks / 7), "rise": 9, "chance": 0}
     assert passes["cx"] < explainers["cx"].forward_passes == 2 * 24 + 2
+    chance = evaluation.results["chance"]
+    assert evaluation.forward_passes["perturbations"] == 1
+    assert "fidelity_plus" not in chance and chance["images_per_second"] > 0
 
 
 class OneRow(nn.Module):
@@ -253,13 +256,6 @@ def test_only_what_is_asked_for_is_measured_beside_the_reference(target, grid, d
     assert evaluation.results["chance"]["rank_correlation"] == pytest.approx(whole["chance"]["rank_correlation"])
 
 
-def test_without_curves_nothing_is_masked(target, grid, digits):
-    evaluation = Evaluation(grid, curves=[])(target, {"chance": Chance(None, grid)})
-    assert evaluation.forward_passes["perturbations"] == 1
-    measure(evaluation, digits, batch_size=4)
-    assert "fidelity_plus" not in evaluation.results["chance"] and evaluation.results["chance"]["images_per_second"] > 0
-
-
 def command(*overrides, folder, tasks=("digit",)):
     """`python eval.py` of chance on a tiny target."""
     chosen = [
@@ -267,7 +263,7 @@ def command(*overrides, folder, tasks=("digit",)):
         "test: {_target_: datamodules.digits.Digits, _partial_: true, split: test, size: 3, image_size: 64}}}"
         for task in tasks
     ]
-    common = ("target=tiny", "evaluation.levels=3", "~figures", *QUIET)
+    common = ("target=tiny", "evaluation.levels=3", *NO_FIGURES, *QUIET)
     evaluate_command(*common, *chosen, *overrides, folder=folder)
 
 

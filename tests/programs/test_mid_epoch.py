@@ -16,7 +16,7 @@ from explainers.images.transform import ImageTransform
 from explainers.running import processes
 from explainers.running.trainer import read_progress
 
-EPOCHS, STEPS = 3, 5  # steps of an epoch
+EPOCHS, STEPS = 2, 4  # steps of an epoch
 RUN = (
     *(*TVE_RUN, "cache=none", "module.loss.patches_per_image=2", "module.min_crop=0.5"),
     *(f"trainer.max_epochs={EPOCHS}", "trainer.log_every_n_steps=1", "callbacks.last.minutes=1000"),
@@ -31,8 +31,7 @@ class Killed(BaseException):
 class Kill(Callback):
     """Makes a checkpoint due after one step of a run, and kills the run before another step."""
 
-    def __init__(self, saved: int, killed: int) -> None:
-        self.saved, self.killed = saved, killed
+    saved = killed = None  # set by `killed`: as settings, Hydra would compose each run anew
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         (last,) = (callback for callback in trainer.callbacks if isinstance(callback, LastCheckpoint))
@@ -43,10 +42,9 @@ class Kill(Callback):
 
 def killed(*command, saved, step, folder):
     """Kill a run before a step; it has a checkpoint of the step `saved` or of the end of an epoch."""
-    options = ("+callbacks.kill._target_=test_mid_epoch.Kill", f"+callbacks.kill.saved={saved}")
-    resumed = ["ckpt_path=last"] if (folder / "checkpoints").exists() else []  # `kill` is another config
+    Kill.saved, Kill.killed = saved, step
     with pytest.raises(Killed):
-        train(*command, *options, f"+callbacks.kill.killed={step}", *resumed, folder=folder)
+        train(*command, "+callbacks.kill._target_=test_mid_epoch.Kill", folder=folder)
 
 
 def results(folder):
@@ -66,7 +64,7 @@ def beton(tmp_path):
     compiler.set_enabled(True)
 
 
-KILLS = ((2, 3), (5, 5), (11, 14))
+KILLS = ((2, 3), (4, 4), (6, 7))
 """(Step of the last checkpoint, step before which the run is killed): inside an epoch and at its end, with and without
 lost steps; each run resumes from the checkpoint of the one before it."""
 
@@ -113,7 +111,7 @@ def test_kills_all_over_the_epochs_change_no_bit_with_ffcv(beton, tmp_path):
 def test_as_many_images_in_a_step_give_the_same_results(division, whole, tmp_path, monkeypatch):
     """Half of the run in one process with one batch in a step, the other half otherwise, without being asked twice."""
     folder = tmp_path / "run"
-    killed(*TORCH, saved=11, step=12, folder=folder)
+    killed(*TORCH, saved=5, step=6, folder=folder)
     resumed = partial(train, *TORCH, *division, "ckpt_path=last", folder=folder)
     monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=partial(Forks, resumed)))
     resumed()
@@ -129,6 +127,6 @@ def test_other_steps_begin_with_an_epoch_and_not_inside_one(tmp_path):
     train(*TORCH, *other, folder=tmp_path)
     steps = [int(row["step"]) for row in results(tmp_path)[1]]
     assert max(steps) == STEPS + (EPOCHS - 1) * ((8 * STEPS + 2) // 6) - 1
-    killed(*TORCH, saved=3, step=4, folder=tmp_path / "inside")
-    with pytest.raises(SystemExit, match="whole batches of 5 images, got one after 24 images of an epoch"):
+    killed(*TORCH, saved=2, step=3, folder=tmp_path / "inside")
+    with pytest.raises(SystemExit, match="whole batches of 5 images, got one after 16 images of an epoch"):
         train(*TORCH, "data.batch_size=5", "ckpt_path=last", folder=tmp_path / "inside")

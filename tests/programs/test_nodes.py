@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,30 +23,28 @@ from explainers.running import processes
 from explainers.running.trainer import read_progress
 
 RUN = (
-    *(*TVE_RUN, *DIGITS, "data.size.val=7", "trainer.max_epochs=2", "module.loss.patches_per_image=2"),
+    *(*TVE_RUN, *DIGITS, "data.size.val=7", "trainer.max_epochs=3", "module.loss.patches_per_image=2"),
     *("module.min_crop=null", "+callbacks.losses._target_=test_processes.Losses"),
 )
-LONG = ("trainer.max_epochs=6",)
-SLOW = ("+callbacks.slow._target_=test_nodes.Slow", *LONG)
-NODES = ("trainer.num_nodes=2", "trainer.devices=2", "trainer.strategy=ddp")
-SMALL = ("data.batch_size=2",)
+STEPS, HELD = 6, 2
+"""Steps of the run, of which an epoch has two; and those after which it may be held."""
+HOLD = ("+callbacks.hold._target_=test_nodes.Hold",)
 
 
-class Slow(Callback):
-    """Makes every step last for a while, so that a run can be ended in the middle; one that goes on is not slow."""
+class Hold(Callback):
+    """Holds a run at the begin of its second epoch, so that a signal reaches it there, until a file lets it go on."""
 
-    def on_train_start(self, trainer, *_):
-        self.seconds = 1.5 if trainer.global_step == 0 else 0.0
-
-    def on_train_batch_start(self, *_):
-        time.sleep(self.seconds)
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == HELD:
+            wait_for(Path(trainer.default_root_dir, "go").exists, "held for ever")
 
 
-def on_node(number, port, command, place):
+def on_node(number, port, command, place, devices):
     """`torchrun` on one of two machines."""
     os.chdir(ROOT)
     where = ("--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}")
-    act_as_torchrun(*where, "--nproc-per-node=2", *command, f"hydra.run.dir={place}/run")
+    nodes = ("trainer.num_nodes=2", f"trainer.devices={devices}", "trainer.strategy=ddp")
+    act_as_torchrun(*where, f"--nproc-per-node={devices}", *command, *nodes, f"hydra.run.dir={place}/run")
 
 
 @pytest.fixture
@@ -54,10 +52,10 @@ def nodes():
     """Starts a run on two machines; nothing of it is left after the test."""
     started = []
 
-    def start(*command, places):
+    def start(*command, places, devices=1):
         port = free_port()
         for number, place in enumerate(places):
-            work = partial(on_node, number, port, (*command, *NODES), place)
+            work = partial(on_node, number, port, (*command, f"data.batch_size={4 // devices}"), place, devices)
             started.append(Started(work, place / f"{number}.log"))
         return started[-2:]
 
@@ -74,9 +72,9 @@ def check_equal_weights(folder, other):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The folder of a long run in one process."""
+    """The folder of a run in one process."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    train(*RUN, *LONG, folder=folder)
+    train(*RUN, folder=folder)
     return folder
 
 
@@ -84,13 +82,12 @@ def uninterrupted(tmp_path_factory):
 def test_two_machines_of_two_processes_train_as_one_process_with_as_many_images_in_a_step(nodes, tmp_path):
     """Each of the four processes computes its share of the stored rows."""
     train(*RUN, "cache=sources", f"cache_dir={tmp_path}/one", folder=tmp_path / "whole")
-    for launcher in nodes(
-        "train.py", *RUN, *SMALL, "cache=sources", f"cache_dir={tmp_path}/two", places=[tmp_path] * 2
-    ):
+    stored = ("cache=sources", f"cache_dir={tmp_path}/two")
+    for launcher in nodes("train.py", *RUN, *stored, places=[tmp_path] * 2, devices=2):
         code, output = launcher.end()
         assert code == 0, output
     (expected, _), (got, ranks) = losses(tmp_path / "whole"), losses(tmp_path / "run")
-    assert ranks == 4 and len(got) == 4
+    assert ranks == 4 and len(got) == STEPS
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     check_equal_weights(tmp_path / "run", tmp_path / "whole")
     one, two = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "run"))
@@ -100,16 +97,17 @@ def test_two_machines_of_two_processes_train_as_one_process_with_as_many_images_
 @pytest.mark.slow
 def test_a_killed_launcher_ends_all_others_and_one_process_goes_on_where_they_were(nodes, uninterrupted, tmp_path):
     """The processes of the killed launcher are told by Linux. All save what they have, at the same step."""
-    first, second = nodes("train.py", *RUN, *SMALL, *SLOW, places=[tmp_path] * 2)
+    first, second = nodes("train.py", *RUN, *HOLD, places=[tmp_path] * 2)
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
     wait_for(checkpoint.exists, "no checkpoint in time")
-    saved = read_progress(checkpoint)[0]
     os.kill(first.process.pid, signal.SIGKILL)
+    first.process.join(PATIENCE)  # by then, Linux has told its processes
+    (tmp_path / "run/go").touch()
     wait_for(lambda: not first.left() and not second.left(), "processes are left")
     second.process.join(PATIENCE)  # its exit code may come a moment after its end
     assert second.process.exitcode not in (0, None)
-    assert saved <= read_progress(checkpoint)[0] < 2 * 6 and not (tmp_path / "run/explainer.safetensors").exists()
-    train(*RUN, *SLOW, folder=tmp_path / "run")  # as many images in a step
+    assert read_progress(checkpoint)[0] == HELD + 1 and not (tmp_path / "run/explainer.safetensors").exists()
+    train(*RUN, *HOLD, folder=tmp_path / "run")  # as many images in a step
     check_equal_weights(tmp_path / "run", uninterrupted)
 
 
@@ -118,7 +116,7 @@ def test_machines_that_share_no_folder_are_refused_before_anything_is_computed(n
     places = [tmp_path / name for name in ("here", "there")]
     for place in places:
         place.mkdir()
-    for launcher, place in zip(nodes("train.py", *RUN, *SMALL, places=places), places, strict=True):
+    for launcher, place in zip(nodes("train.py", *RUN, places=places), places, strict=True):
         code, output = launcher.end()
         assert code != 0 and f"error: expected a folder that all machines share, got {place}/run" in output
         assert not (place / "run/checkpoints").exists()
@@ -148,19 +146,19 @@ def be_task(environment, rank):
 @pytest.mark.slow
 def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(uninterrupted, tmp_path):
     """Two tasks on two machines; `srun` sends SIGUSR1 to both."""
-    machines = ("trainer.num_nodes=2", "trainer.strategy=ddp", "data.batch_size=4", *SLOW)
+    machines = ("trainer.num_nodes=2", "trainer.strategy=ddp", "data.batch_size=4", *HOLD)
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
     port = free_port()
     tasks = [task(rank, 2, port, tmp_path, *machines) for rank in range(2)]
     wait_for(checkpoint.exists, "no checkpoint in time")
-    saved = read_progress(checkpoint)[0]
     for started in tasks:
         os.kill(started.process.pid, signal.SIGUSR1)
+    (tmp_path / "run/go").touch()
     codes, outputs = zip(*(started.end() for started in tasks), strict=True)
     assert codes == (128 + signal.SIGUSR1,) * 2, outputs
     assert "SIGUSR1: saved step" in outputs[0] and "SIGUSR1" not in outputs[1]
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"
-    assert saved < read_progress(checkpoint)[0] < 2 * 6
+    assert read_progress(checkpoint)[0] == HELD + 1
     for started in [task(rank, 2, port, tmp_path, *machines) for rank in range(2)]:
         code, output = started.end()
         assert code == 0, output

@@ -82,12 +82,6 @@ def act_as_torchrun(number):
     exec(processes.TORCHRUN)
 
 
-@EACH
-def test_torchrun_shows_no_traceback_after_a_signal(number, capfd):
-    assert ending(act_as_torchrun, number) == 128 + number
-    assert not capfd.readouterr().err
-
-
 def rank(number, **told):
     os.environ.update(told)
     rank_zero_only.rank = 1
@@ -96,13 +90,9 @@ def rank(number, **told):
 
 
 @EACH
-def test_a_process_of_torchrun_ends_without_a_message(number, capfd):
+def test_torchrun_its_processes_and_all_but_the_first_of_srun_end_without_a_message(number, capfd):
+    assert ending(act_as_torchrun, number) == 128 + number
     assert ending(partial(rank, TORCHELASTIC_RUN_ID="x"), number) == -number
-    assert not capfd.readouterr().err
-
-
-@EACH
-def test_only_the_first_process_of_srun_prints_a_message(number, capfd):
     assert ending(rank, number) == 128 + number
     assert not capfd.readouterr().err
 

@@ -14,6 +14,7 @@ from explainers.training.sources import Features
 from explainers.tve import TVELoss
 
 CACHED = ("data=digits", "cache=sources", "module.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)
+COMMAND = (*TVE_RUN, *CACHED)
 
 
 def killed_at(method, call, *command, folder):
@@ -59,24 +60,33 @@ def watch(function, computed):
     return call
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a cache that one run has filled, and the number of rows that it computed."""
+    folder, computed = tmp_path_factory.mktemp("whole"), []
+    with pytest.MonkeyPatch.context() as patch:
+        for source in (TVELoss, Features):
+            patch.setattr(source, "__call__", watch(source.__call__, computed))
+        train(*COMMAND, f"cache_dir={folder / 'rows'}", folder=folder / "run")
+    return folder / "rows", len(computed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [Features, Store])
-def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypatch):
-    command = (*TVE_RUN, *CACHED)
+def test_a_killed_cache_is_filled_up_and_then_only_read(dies, whole, tmp_path, monkeypatch):
+    command = (*COMMAND, f"cache_dir={tmp_path / 'killed'}")
     method = (dies, "write" if dies is Store else "__call__")
-    killed_at(method, 3, *command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
+    killed_at(method, 3, *command, folder=tmp_path / "first")
     computed = []
     for source in (TVELoss, Features):
         monkeypatch.setattr(source, "__call__", watch(source.__call__, computed))
-    train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
+    train(*command, folder=tmp_path / "first")
     done = {"patch": 16 if dies is Features else 8, "embedding": 8 if dies is Features else 0}  # of 16 training images
     todo = [(rows, index) for rows, count in done.items() for index in (*range(count, 16), *range(8))]
     assert sorted(computed) == sorted(todo)
     computed.clear()
-    train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "second")
-    assert not computed
-    train(*command, f"cache_dir={tmp_path / 'whole'}", folder=tmp_path / "third")
-    assert len(computed) == 2 * (16 + 8)
-    stores = [sorted((tmp_path / name).rglob("*.npy")) for name in ("killed", "whole")]
+    train(*command, folder=tmp_path / "second")
+    assert not computed and whole[1] == 2 * (16 + 8)
+    stores = [sorted(folder.rglob("*.npy")) for folder in (tmp_path / "killed", whole[0])]
     assert len(stores[0]) > 8 and [path.name for path in stores[0]] == [path.name for path in stores[1]]
     assert all(np.array_equal(np.load(one), np.load(other)) for one, other in zip(*stores, strict=True))

@@ -36,8 +36,8 @@ def classifier(make_target):
     return build
 
 
-@pytest.mark.parametrize("rates", [{"drop_path_rate": 0.5}, {"proj_drop_rate": 0.3, "pos_drop_rate": 0.2}])
-def test_a_resumed_run_draws_what_an_uninterrupted_one_does(rates, classifier, images, tmp_path):
+def test_a_resumed_run_draws_what_an_uninterrupted_one_does(classifier, images, tmp_path):
+    rates = {"drop_path_rate": 0.5, "proj_drop_rate": 0.3, "pos_drop_rate": 0.2}
     straight, halfway, resumed, without = (classifier(**given) for given in (rates, rates, rates, {}))
     fit(straight, images, 4)
     fit(halfway, images, 2).save_checkpoint(tmp_path / "half.ckpt")

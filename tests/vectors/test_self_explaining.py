@@ -61,8 +61,7 @@ class Watch(Callback):
         self.images.append(batch["image"])
 
 
-@pytest.mark.parametrize("alpha", [1, 0.8, 0.3])
-@pytest.mark.parametrize("classes", ["label", "predicted", "all"])
+@pytest.mark.parametrize(("alpha", "classes"), [(1, "label"), (0.8, "label"), (0.8, "predicted"), (0.3, "all")])
 def test_the_loss_is_that_of_the_explained_classes(target, grid, twin, alpha, classes):
     module = build(target, grid, twin, alpha, labels=partial(LABELS, classes=classes))
     fit(module, limit_train_batches=0)

@@ -13,8 +13,8 @@ from explainers.shapley import ShapleyLabels
 from explainers.vectors import SelfExplaining
 
 TINY = ("target=tiny", "grid.patch_size=16", "++grid.differs=true", *QUIET)
-FAST = ("trainer.max_epochs=2", "data.batch_size=8", "data.size.train=24", "callbacks=train")
-MEASURED = ("logger=csv", "data.size.val=9")
+FAST = ("trainer.max_epochs=1", "data.batch_size=8", "data.size.train=16", "callbacks=train")
+MEASURED = ("logger=csv", "data.size.val=6")
 
 
 class Repeated(Exception):
@@ -26,7 +26,7 @@ def transfer(root, *own, name):
     return train(
         "experiment=demo/vector",
         *(*TINY, *MEASURED, f"cache_dir={root / 'cache'}"),
-        *("data.size.test=7", "data.domain=small", "module.labels.budget=20"),
+        *("data.size.test=4", "data.domain=small", "module.labels.budget=20"),
         *(f"module.{role}={file}" for role, file in files.items()),
         *own,
         folder=root / name,
@@ -114,7 +114,7 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
         *("~tasks.plain", "~tasks.inverted", "~tasks.coloured", "figures.passes.one=[no_transfer,transferred]"),
         *(f"explainers.{name}.budget=20" for name in budgets),
         *(f"tasks.small.explainers.{name}.weights={runs / run}.safetensors" for name, run in weights.items()),
-        *(f"tasks.small.target.head={runs / 'predicting/model.safetensors'}", "tasks.small.data.size.test=5"),
+        *(f"tasks.small.target.head={runs / 'predicting/model.safetensors'}", "tasks.small.data.size.test=4"),
         "target._target_=explainers.vectors.exported_target",
         folder=runs / "evaluation",
     )
