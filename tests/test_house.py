@@ -1,9 +1,7 @@
 """The house keeps to the budgets in CONTRIBUTING.md. What needs more takes it elsewhere, or raises the number there."""
 
 import ast
-import io
 import re
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,6 @@ SITUATION = re.compile(r"mark\.situation\((\d+)\)")
 CODE = [path for folder in ("explainers", "datamodules", "callbacks") for path in (ROOT / folder).rglob("*.py")]
 
 
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-
-
 def count_code_lines(paths):
     """Lines with code: without blank lines, comments and docstrings, so that joining or shaving lines gains nothing."""
     return sum(len(find_code_lines(path.read_text())) for path in paths)
@@ -24,15 +19,15 @@ def count_code_lines(paths):
 
 def find_code_lines(text):
     """Numbers of the lines with code."""
-    code, docstrings = set(), set()
+    lines = enumerate(map(str.strip, text.splitlines()), start=1)
+    code, docstrings = {number for number, line in lines if line and not line.startswith("#")}, set()
     for node in ast.walk(ast.parse(text)):
         body = getattr(node, "body", None)
         for child in body if isinstance(body, list) else []:
             if isinstance(child, ast.Expr) and isinstance(getattr(child.value, "value", None), str):
                 docstrings |= {*range(child.lineno, child.end_lineno + 1)}
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in NO_CODE:
-            code |= {*range(token.start[0], token.end[0] + 1)}
+        if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno > node.lineno:
+            code |= {*range(node.lineno, node.end_lineno + 1)}  # blank lines of a string are no blank lines
     return code - docstrings
 
 

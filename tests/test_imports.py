@@ -6,6 +6,7 @@ import graphlib
 import json
 import re
 import sys
+from functools import cache
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -17,6 +18,8 @@ OURS = ("explainers", "datamodules", "callbacks")
 FILES = sorted(path.relative_to(ROOT) for folder in OURS for path in (ROOT / folder).rglob("*.py"))
 LIBRARY = [path for path in FILES if path.parts[0] == "explainers"]
 
+ROOMS = {(path.with_suffix("") if len(path.parts) == 2 else path).parts[1] for path in LIBRARY}
+
 
 def order_of_rooms():
     """Room → its line in the table."""
@@ -24,6 +27,7 @@ def order_of_rooms():
     return {room: number for number, line in enumerate(lines) for room in re.findall(r"`(\w+)`", line)}
 
 
+@cache
 def imports(path):
     """The dotted names of all modules that a file imports, wherever in the file.
 
@@ -52,8 +56,7 @@ def is_text(node, text=None):
 
 def rooms_of(path):
     """The rooms of the library that a file imports from."""
-    named = {name.split(".")[1] for name in imports(path) if name.startswith("explainers.")}
-    return named & {(file.with_suffix("") if len(file.parts) == 2 else file).parts[1] for file in LIBRARY}
+    return {name.split(".")[1] for name in imports(path) if name.startswith("explainers.")} & ROOMS
 
 
 def packages(path):

@@ -1,11 +1,13 @@
 """Every file in configs: it composes, and what it describes can be built."""
 
+import inspect
 import json
 import math
 import re
 from itertools import zip_longest
 
 import pytest
+import timm
 import torch
 from commands import (
     NO_PICTURES,
@@ -18,7 +20,7 @@ from commands import (
     draw_images,
     train,
 )
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
@@ -34,6 +36,11 @@ PATHS = sorted(FOLDER.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
 EXPERIMENTS = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in PATHS]
 EVALUATIONS = [name for name in EXPERIMENTS if "# Command: python eval.py" in (FOLDER / f"{name}.yaml").read_text()]
 TRAININGS = [name for name in EXPERIMENTS if name not in EVALUATIONS]
+STEPS = (
+    *("surrogate", "full_finetuning", "vit_shapley", "tve_vitb", "studies/vector", "studies/vector_target"),
+    *("demo/head", "demo/anyhead", "demo/tve", "demo/vector", "demo/source"),
+)
+"""Trainings that differ in their module, network, loss or kind of images: each of these is in one of them."""
 IMAGE_FOLDERS = (
     "train",
     "val",
@@ -57,6 +64,7 @@ GROUPS = ("cache", "callbacks", "data", "logger", "module", "target", "trainer")
 OPTIONS = {group: sorted(f"{group}={name}" for name in options_of(group)) for group in (*GROUPS, "debug")}
 OPTIONS["target"].remove("target=timm")  # the base of the others, without a model
 OPTIONS["explainers"] = [f"explainers@explainer={name}" for name in EXPLAINERS]
+NO_MODEL = ("grid.image_size=64", "grid.patch_size=8", "blocks=[0]", "direct=[]")  # is built, from which they follow
 ROWS = [tuple(filter(None, row)) for row in zip_longest(*(OPTIONS[group] for group in (*GROUPS, "explainers")))]
 
 
@@ -87,31 +95,50 @@ def data_dir(tmp_path_factory):
     return root
 
 
+def parts(cfg):
+    """What a step of this training runs."""
+    keys = ("module._target_", "explainer._target_", "explainer.network._target_", "module.loss._target_")
+    found = {OmegaConf.select(cfg, key) for key in (*keys, "module.predictions", "data._target_")}
+    return {name for name in found if "ffcv" not in str(name)}  # which digits stand for
+
+
+def check_calls(settings):
+    """What is called with these settings has arguments of their names."""
+    for value in settings.values() if isinstance(settings, dict) else settings:
+        if isinstance(value, (dict, list)):
+            check_calls(value)
+    if "_target_" in settings and isinstance(settings, dict):
+        given = {key: value for key, value in settings.items() if key not in ("_target_", "_partial_", "_convert_")}
+        inspect.signature(get_object(settings["_target_"])).bind_partial(**given)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_composes_resolves_and_is_named_after_its_file(experiment, tmp_path):
-    cfg = composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment))
-    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    check_types(cfg)
-    by_rule = "${" in OmegaConf.to_container(cfg, resolve=False)["name"]  # of its target, data or task
-    assert cfg.name == experiment.replace("/", "_") or by_rule
+def test_every_experiment_composes_resolves_and_is_named_after_its_file(tmp_path):
+    """Whatever a training is made of takes a step, see below; of all others the keys are those of what is called."""
+    stepping = set().union(*(parts(composed(f"experiment={name}", folder=tmp_path)) for name in STEPS))
+    for experiment in EXPERIMENTS:
+        cfg = composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment))
+        resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        check_types(cfg)
+        check_calls(resolved)
+        by_rule = "${" in OmegaConf.to_container(cfg, resolve=False)["name"]  # of its target, data or task
+        assert cfg.name == experiment.replace("/", "_") or by_rule
+        assert experiment in EVALUATIONS or parts(cfg) <= stepping
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_is_a_laboratory_record(experiment):
+def test_an_experiment_is_a_laboratory_record():
     """Its head says what it reproduces, its command, hardware and time, what to expect, and the differences."""
-    head = (ROOT / f"configs/experiment/{experiment}.yaml").read_text().split("defaults:")[0]
-    assert re.search(
-        rf"^# Command: python {program(experiment)}.py (-m )?experiment={experiment}\b", head, re.MULTILINE
-    )
-    for part in (r"Reproduces: \S", r"Hardware: .*\. Time: \S", r"Expect: \S", r"Differs: \S"):
-        assert re.search(f"^# {part}", head, re.MULTILINE), part
-    assert not re.search(r"TIME_|EXPECT_", head)
+    for experiment in EXPERIMENTS:
+        head = (ROOT / f"configs/experiment/{experiment}.yaml").read_text().split("defaults:")[0]
+        command = rf"Command: python {program(experiment)}.py (-m )?experiment={experiment}\b"
+        for part in (command, r"Reproduces: \S", r"Hardware: .*\. Time: \S", r"Expect: \S", r"Differs: \S"):
+            assert re.search(f"^# {part}", head, re.MULTILINE), (experiment, part)
+        assert not re.search(r"TIME_|EXPECT_", head), experiment
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", TRAININGS)
-def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp_path, data_dir, no_sockets):
+@pytest.mark.parametrize("experiment", STEPS)
+def test_every_kind_of_training_takes_a_step_on_a_tiny_target(experiment, tmp_path, data_dir, no_sockets):
     overrides = [f"experiment={experiment}", "debug=fast", "target=tiny", f"cache_dir={tmp_path / 'cache'}", *QUIET]
     cfg = composed(f"experiment={experiment}", folder=tmp_path)
     if "ffcv" in cfg.data._target_:
@@ -128,7 +155,7 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
     if explainer.get("weights"):  # what other experiments leave
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
     if module.get("projection"):
-        overrides += ["projection@module.projection=simplex"]  # 16 images are not of all classes
+        overrides += ["projection@module.projection=simplex"]  # few images are not of all classes
     if "k" in module:
         overrides += ["module.k=2"]
     files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in module._target_ else set()
@@ -176,13 +203,14 @@ def test_the_papers_network_has_its_own_size_with_nothing_downloaded(tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [*ROWS, *zip(OPTIONS["debug"])], ids=" ".join)
-def test_every_option_of_every_group_composes(row, tmp_path):
+def test_every_option_of_every_group_composes(tmp_path):
     """One option of each group at a time: they change nothing in one another, but `debug` does."""
-    resolved = OmegaConf.to_container(composed(*row, folder=tmp_path), resolve=True)
-    for group, _, option in (override.rpartition("@")[2].partition("=") for override in row):
-        if group not in ("debug", "callbacks", "logger") and option != "none":
-            assert "_target_" in resolved[group]
+    for row in (*ROWS, *zip(OPTIONS["debug"])):
+        resolved = OmegaConf.to_container(composed(*row, *NO_MODEL, folder=tmp_path), resolve=True)
+        assert timm.is_model(resolved["target"]["model"]["model_name"].partition(".")[0]), row
+        for group, _, option in (override.rpartition("@")[2].partition("=") for override in row):
+            if group not in ("debug", "callbacks", "logger") and option != "none":
+                assert "_target_" in resolved[group], row
 
 
 @pytest.mark.slow
@@ -200,15 +228,15 @@ def test_every_explainer_that_an_evaluation_can_name_is_built_from_a_target_and_
 @pytest.mark.slow
 def test_every_task_that_an_evaluation_can_name_says_its_data_and_its_target(tmp_path):
     names = sorted(options_of("data") - {"torchvision", "unlabelled"})
-    cfg = composed(f"tasks=[{','.join(names)}]", folder=tmp_path, config="eval")
-    assert set(cfg.tasks) == set(names)
+    own = ("target.head=shared", "tasks.cifar10.target.head=own")
+    for given, head, heads in ((), None, {}), (own, "shared", {"cifar10": "own"}):
+        cfg = composed(f"tasks=[{','.join(names)}]", *given, folder=tmp_path, config="eval")
+        assert {name: task.target.head for name, task in cfg.tasks.items()} == dict.fromkeys(names, head) | heads
+    assert all(task.target.keys() == {"head"} for task in cfg.tasks.values())
+    tasks = OmegaConf.to_container(cfg.tasks, resolve=True)
     for name in names:
         own = composed(f"data={name}", folder=tmp_path).data
-        assert OmegaConf.to_container(cfg.tasks[name].data, resolve=True) == OmegaConf.to_container(own, resolve=True)
-        assert cfg.tasks[name].target == {"head": None}
-    own = ("target.head=shared", "tasks.cifar10.target.head=own")
-    cfg = composed(f"tasks=[{','.join(names)}]", *own, folder=tmp_path, config="eval")
-    assert {name: cfg.tasks[name].target.head for name in names} == dict.fromkeys(names, "shared") | {"cifar10": "own"}
+        assert tasks[name]["data"] == OmegaConf.to_container(own, resolve=True)
 
 
 @pytest.mark.slow

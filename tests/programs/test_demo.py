@@ -11,12 +11,12 @@ from fork_server import fork, join
 from forks import be_new, run_as_main
 
 SMALL = {
-    "train.py": ["data.size.train=32", "data.size.val=8", "data.batch_size=8", "trainer.max_epochs=1"],
+    "train.py": ["data.size.train=16", "data.size.val=4", "data.batch_size=8", "trainer.max_epochs=1"],
     "eval.py": ["evaluation.levels=3", "pictures.images=1"],
 }
 TASKS = ("odd", "five_or_more", "loop")
-SMALL["eval.py"] += [f"tasks.{task}.data.size.test=5" for task in TASKS]
-SMALL["eval.py"] += [f"tasks.{task}.data.eval_batch_size=3" for task in TASKS]
+SMALL["eval.py"] += [f"tasks.{task}.data.size.test=3" for task in TASKS]
+SMALL["eval.py"] += [f"tasks.{task}.data.eval_batch_size=2" for task in TASKS]
 
 
 def run(words):
@@ -40,7 +40,7 @@ def test_the_demo_leaves_numbers_a_table_curves_and_a_gallery(tmp_path, monkeypa
     written = json.loads((folder / "results.json").read_text())
     for task in TASKS:
         assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve", "anyhead"}
-        assert all(row["images"] == 5 for row in written["results"][task].values())
+        assert all(row["images"] == 3 for row in written["results"][task].values())
         identity = written["identity"][task]
         assert (identity["removals"], identity["classes"], identity["levels"]) == (["zero", "black"], "predicted", 3)
         assert len(identity["backbone_sha256"]) == 64

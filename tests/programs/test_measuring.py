@@ -9,10 +9,12 @@ from safetensors.torch import load_file
 RUN = (*TVE_RUN, *DIGITS, "module.optimizer.lr=0.01")
 
 
-@pytest.fixture
-def trained(tmp_path):
-    train(*RUN, "trainer.max_epochs=2", folder=tmp_path / "trained")
-    return tmp_path / "trained"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that the tests leave as it is."""
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    train(*RUN, "trainer.max_epochs=2", folder=folder)
+    return folder
 
 
 def contents(folder, *names):
@@ -25,14 +27,15 @@ def measured(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [(), ("ckpt_path=last",)])
-def test_in_the_folder_of_a_run_it_measures_what_the_run_has_learned(asked, trained, capsys):
+def test_in_the_folder_of_a_run_it_measures_what_the_run_has_learned(trained, capsys):
     kept = "explainer.safetensors", "csv/version_0/metrics.csv", "checkpoints/last.ckpt"
     before, metrics = contents(trained, *kept), measured(trained)
-    train(*RUN, "trainer.max_epochs=2", "fit=false", *asked, folder=trained)
-    assert measured(trained) == pytest.approx(metrics, rel=1e-5)
-    assert contents(trained, *kept) == before
-    assert f"measured {trained}/checkpoints/last.ckpt; " in capsys.readouterr().out
+    for asked in ((), ("ckpt_path=last",)):
+        (trained / "metrics.json").unlink()
+        train(*RUN, "trainer.max_epochs=2", "fit=false", *asked, folder=trained)
+        assert measured(trained) == pytest.approx(metrics, rel=1e-5)
+        assert contents(trained, *kept) == before
+        assert f"measured {trained}/checkpoints/last.ckpt; " in capsys.readouterr().out
     train(*RUN, "trainer.max_epochs=2", folder=trained)  # and the run is still the same
 
 

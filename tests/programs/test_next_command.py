@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from commands import DIGITS, TINY_RUN, composed, train
+from commands import DIGITS, NO_PICTURES, TINY_RUN, composed, train
 
 from explainers.app.command import parser
 from train import next_command
@@ -14,41 +14,31 @@ def after(*overrides, folder, run="runs/x=1", target="vit_tiny"):
     return next_command(composed(*overrides, folder=folder), target, Path(run))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "command"),
-    [
-        (("experiment=anyhead", "data.root=my/images"), "explainers explain my/photo.jpg --explainer runs/x=1"),
-        (("experiment=tve_vitb",), "explainers explain my/photo.jpg --explainer runs/x=1"),
-        (
-            ("experiment=demo/tve",),
-            "explainers explain my/photo.jpg --explainer runs/x=1"
-            " --model test_resnet --weights runs/demo_target/target.safetensors",
-        ),
-        (("experiment=vit_shapley",), "explainers explain my/photo.jpg --explainer runs/x=1"),
-        (
-            ("experiment=linear_head", "target=vit_tiny"),
-            "explainers explain my/photo.jpg --model vit_tiny_patch16_224.augreg_in21k_ft_in1k"
-            " --head runs/x=1/head.safetensors",
-        ),
-        (
-            ("experiment=linear_head", "target=vit_tiny", "target.model.checkpoint_path=a b.pth"),
-            "explainers explain my/photo.jpg --model vit_tiny_patch16_224.augreg_in21k_ft_in1k"
-            " --weights 'a b.pth' --head runs/x=1/head.safetensors",
-        ),
-        (
-            ("experiment=full_finetuning", "target=vit_base"),
-            "explainers explain my/photo.jpg --model vit_base_patch16_224.orig_in21k_ft_in1k"
-            " --weights runs/x=1/target.safetensors",
-        ),
-        (("experiment=linear_head", "++target.model.img_size=112"), "the model is in runs/x=1"),
-        (("experiment=self_explaining",), 'explainers.load("runs/x=1") in Python'),
-        (("experiment=anyhead", "module.loss.functionals=images"), 'explainers.load("runs/x=1") in Python'),
-    ],
-)
-def test_after_a_training_there_is_a_command_that_uses_its_result(overrides, command, tmp_path):
-    assert after(*overrides, folder=tmp_path) == command
-    if command.startswith("explainers "):
-        parser().parse_args(shlex.split(command)[1:])
+EXPLAIN, LOAD = "explainers explain my/photo.jpg ", 'explainers.load("runs/x=1") in Python'
+VIT_TINY = f"{EXPLAIN}--model vit_tiny_patch16_224.augreg_in21k_ft_in1k "
+COMMANDS = {
+    "experiment=tve_vitb": f"{EXPLAIN}--explainer runs/x=1",
+    "experiment=demo/tve": (
+        f"{EXPLAIN}--explainer runs/x=1 --model test_resnet --weights runs/demo_target/target.safetensors"
+    ),
+    "experiment=linear_head target=vit_tiny": f"{VIT_TINY}--head runs/x=1/head.safetensors",
+    "experiment=linear_head target=vit_tiny 'target.model.checkpoint_path=a b.pth'": (
+        f"{VIT_TINY}--weights 'a b.pth' --head runs/x=1/head.safetensors"
+    ),
+    "experiment=full_finetuning target=vit_base": (
+        f"{EXPLAIN}--model vit_base_patch16_224.orig_in21k_ft_in1k --weights runs/x=1/target.safetensors"
+    ),
+    "experiment=linear_head ++target.model.img_size=112": "the model is in runs/x=1",
+    "experiment=self_explaining": LOAD,
+    "experiment=anyhead module.loss.functionals=images": LOAD,
+}
+
+
+def test_after_a_training_there_is_a_command_that_uses_its_result(tmp_path):
+    for overrides, command in COMMANDS.items():
+        assert after(*shlex.split(overrides), folder=tmp_path) == command
+        if command.startswith("explainers "):
+            parser().parse_args(shlex.split(command)[1:])
 
 
 def test_after_a_surrogate_a_command_trains_an_explainer_of_it(tmp_path):
@@ -60,7 +50,8 @@ def test_after_a_surrogate_a_command_trains_an_explainer_of_it(tmp_path):
 @pytest.mark.slow
 def test_the_last_line_is_the_command_unless_it_is_not_wanted(tmp_path, capsys):
     run = tmp_path / "run"
-    train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", folder=run)
+    quick = (*TINY_RUN, *DIGITS, NO_PICTURES, "cache=none", "trainer.max_epochs=1")
+    train(*quick, folder=run)
     assert capsys.readouterr().out.splitlines()[-1] == f'next: explainers.load("{run}", target=...) in Python'
-    train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", "next=false", folder=run)
+    train(*quick, "next=false", folder=run)
     assert "next:" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""experiment=anyhead_tower: small towers of CLIP, SigLIP, TinyCLIP and DINOv2 with random weights take a step."""
+"""experiment=anyhead_tower: small towers of CLIP, SigLIP and DINOv2 with random weights take a step."""
 
 import json
 import math
@@ -13,7 +13,6 @@ TEXTS = ("module.loss.vocabulary=[cat,dog,car]",)
 TOWERS = {
     "clip_vit_b16": (SMALL | {"num_classes": 16}, "clips.small_text_head", "texts"),
     "siglip_vit_b16": (SMALL, "clips.random_text_head", "texts"),
-    "tinyclip": (SMALL | {"num_classes": 16}, None, "images"),
     "dinov2_vit_s14": (SMALL | {"patch_size": 14, "img_size": 42}, None, "images"),
 }
 
