@@ -317,8 +317,13 @@ def test_thin_photos_are_drawn_and_bad_files_end_no_folder(words, run, folder):
     assert status == 0 and len(lines) == pictures + 1 and len(written(folder / "explained")) == pictures
     assert [line.split(": ")[1] for line in errors[:3]] == bad
     assert errors[3:] == ["explainers: left out: 3 files (a.jpg, b.npy, c.npy), of 8 images"]
-    for images in (["photos/a.jpg"], ["photos", "photos/a.jpg"]):  # it is named
-        assert run("explain", *images, *chosen)[0] == 1
+
+
+def test_a_bad_file_that_is_named_is_an_error(run, folder):
+    (folder / "photos/a.jpg").write_bytes((folder / "cat.jpg").read_bytes()[:200])
+    for chosen in (["--method", "Chance"], ["--similar-to", "cat.jpg", "--method", "DirectPaths"]):
+        for images in (["photos/a.jpg"], ["photos", "photos/a.jpg"]):
+            assert run("explain", *images, *chosen)[0] == 1
 
 
 def test_several_methods_with_options_and_another_number_of_passes(run, folder):
@@ -372,7 +377,6 @@ BAD = {
     "explain cat.jpg --method RISE(100)": (2, "expected NAME or NAME(option=value, ...), got RISE(100), in which 100"),
     "explain cat.jpg --method GAE,RISE --output map.png": (1, "expected a folder for 2 pictures"),
     "explain cat.jpg --method GAE --passes 64": (1, "expected --passes with AnyHead, or one of GradientSHAP, "),
-    "explain cat.jpg --explainer runs/none": (1, "runs/none"),
     "explain cat.jpg --output cat.jpg": (1, "expected another file than the image itself"),
     "explain cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),
     "explain cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
@@ -394,7 +398,6 @@ BAD = {
     "audit photos --masks gone": (1, "--masks: expected an image file or a folder, got 'gone': there is no such file"),
     "audit cat.jpg --method DirectPaths": (1, "cat.jpg: expected a folder of images, got a file: give its folder"),
     "benchmark cat.jpg --output photos": (1, "expected a file for the numbers, got the folder photos: name a file"),
-    "explain cat.jpg --model vit_tiny_patch16_24": (1, "did you mean vit_tiny_patch16_224"),
     "explain cat.jpg --model test_resnet --weights {weights}": (1, "got others: it lacks "),
     "explain cat.jpg --model test_vit": (1, "give --weights FILE, or connect this machine"),
     "explain cat.jpg --head none.safetensors": (1, "no head at none.safetensors"),

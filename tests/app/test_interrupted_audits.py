@@ -29,7 +29,7 @@ class Killed(BaseException):
 
 def audit(folder, target, output, groups=2, **settings):
     return explainers.audit(
-        folder, target, method="DirectPaths", labels="folder", groups=groups, output=output, passes=60, **settings
+        folder, target, method="DirectPaths", labels="folder", groups=groups, output=output, passes=24, **settings
     )
 
 

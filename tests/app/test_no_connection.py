@@ -60,13 +60,3 @@ def test_trained_explainers(model, folder, no_sockets):
     assert main(["explain", "cat.jpg", "--explainer", "run"]) == 0
     explainers.available()
     assert no_sockets == []
-
-
-@pytest.mark.slow
-def test_the_page(folder, no_sockets):
-    pytest.importorskip("gradio")
-    from explainers.app.page import build_page
-    from explainers.app.session import Session
-
-    build_page(Session(NAME, "Chance")).close()
-    assert no_sockets == []

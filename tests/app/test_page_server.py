@@ -30,6 +30,9 @@ httpx = pytest.importorskip("httpx")
 if find_spec("gradio") is None:  # which takes seconds to import
     pytest.skip("Gradio is not installed", allow_module_level=True)
 pytestmark = pytest.mark.slow
+CLIENT = httpx.Client(timeout=600)
+"""One for all questions: each new one reads the certificates of the machine."""
+
 ASKED = "/gradio_api/component_server/"
 
 
@@ -56,7 +59,7 @@ def test_a_port_in_use_is_told_in_one_line(page, target):
 
 
 def test_the_page_of_an_audit_is_in_a_tab_of_a_server_that_has_one(page, target, tmp_path):
-    assert httpx.get(f"{page.local_url}audit").text.startswith("<p>groups</p>")
+    assert CLIENT.get(f"{page.local_url}audit").text.startswith("<p>groups</p>")
     assert refusal(path="/audit", method="GET") == refusal(path="/audit/results.json", method="GET") == 404
     assert FRAME in [getattr(block, "value", None) for block in page.blocks.values()]
     with pytest.raises(InputError, match=f"^expected the folder of an audit, got {tmp_path} without"):
@@ -74,11 +77,12 @@ def test_the_routes_that_are_answered(page):
     tried = {(method, route.path) for route in routes_of(page.app) for method in getattr(route, "methods", ["GET"])}
     assert {("GET", "/gradio_api/file={path_or_url:path}"), ("POST", "/gradio_api/upload")} < tried
     assert ("POST", "/gradio_api/run-history/connect") not in tried
-    with httpx.Client(base_url=page.local_url, timeout=600) as client:
-        replies = {
-            (method, path): client.request(method, re.sub("{[^}]*}", "x", path), json={} if method == "POST" else None)
-            for method, path in sorted(tried)
-        }
+    replies = {
+        (method, path): CLIENT.request(
+            method, page.local_url + re.sub("{[^}]*}", "x", path[1:]), json={} if method == "POST" else None
+        )
+        for method, path in sorted(tried)
+    }
     answered = {  # a refused HEAD has no text
         asked: reply.status_code
         for asked, reply in replies.items()
@@ -115,7 +119,7 @@ def test_the_routes_that_are_answered(page):
     ],
 )
 def test_pages_of_others_are_refused(page, headers, status):
-    reply = httpx.get(page.local_url, headers=headers)
+    reply = CLIENT.get(page.local_url, headers=headers)
     assert reply.status_code == status and (status == 200 or len(reply.text.splitlines()) == 1)
 
 
@@ -151,7 +155,7 @@ def test_questions_take_a_limited_memory(page):
         yield from (b" " * 2**20 for _ in range(LARGEST_BODY // 2**20 + 1))
 
     headers = {"content-type": "application/json"}
-    assert httpx.post(page.local_url + ASKED[1:], content=pieces(), headers=headers).status_code == 400
+    assert CLIENT.post(page.local_url + ASKED[1:], content=pieces(), headers=headers).status_code == 400
     assert MOST_BODIES >= 2 * LARGEST_BODY
 
 
@@ -168,6 +172,11 @@ def test_the_run_history_is_closed_in_an_app_of_others(target):
         assert client.get("/gradio_api/runs").status_code == 404
 
 
+def test_building_a_page_opens_no_connection(target, no_sockets):
+    build_page(Session(target, "GAE")).close()
+    assert no_sockets == []
+
+
 def post(page, name, question, **changes):
     component, _ = [block for block in page.blocks.values() if type(block).__name__ == "HTML"]
     return ask(page.local_url, name, question, **{"component_id": component._id} | changes)
@@ -176,7 +185,7 @@ def post(page, name, question, **changes):
 def ask(url, name, question, **of):
     body = {"session_hash": "a", "fn_name": name, "data": question} | of
     headers = {"content-type": "application/json"}
-    return httpx.post(url + ASKED[1:], content=json.dumps(body), headers=headers, timeout=300)
+    return CLIENT.post(url + ASKED[1:], content=json.dumps(body), headers=headers)
 
 
 OF_HEATMAP = {"method": "GAE", "index": 0}

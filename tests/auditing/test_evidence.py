@@ -67,8 +67,9 @@ EXPLAINERS = {
 }
 
 
-@pytest.mark.parametrize("pooling", ["token", "avg"])
-@pytest.mark.parametrize("name", EXPLAINERS)
+@pytest.mark.parametrize(
+    ("name", "pooling"), [*((name, "token") for name in EXPLAINERS), ("AnyHead, flow", "avg"), ("PathFlow", "avg")]
+)
 @torch.no_grad()
 def test_what_is_computed_lazily_is_what_all_vectors_give(make_target, grid, images, name, pooling):
     explainer = EXPLAINERS[name](make_target(depth=4, init_values=0.7, global_pool=pooling), grid)

@@ -39,7 +39,7 @@ def grey_net():
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)).eval()
 
 
-@pytest.mark.parametrize("channels", [1, 2, 4, 6, 9, 12])
+@pytest.mark.parametrize("channels", [1, 4, 6, 12])
 @pytest.mark.filterwarnings("ignore:VisionTransformer of")
 @pytest.mark.situation(10)
 def test_a_model_of_any_number_of_channels_sees_its_bands(channels):

@@ -34,8 +34,7 @@ def same(first, second):
     return all(torch.equal(one, other) for one, other in weights)
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
-@pytest.mark.parametrize("classes", [1000, 5, 0])
+@pytest.mark.parametrize(("classes", "suffix"), [(1000, "pth"), (5, "safetensors"), (0, "pth")])
 def test_a_file_decides_the_number_of_classes(suffix, classes, tmp_path):
     own, file = model(num_classes=classes), tmp_path / f"weights.{suffix}"
     save_file(own.state_dict(), file) if suffix == "safetensors" else torch.save({"state_dict": own.state_dict()}, file)
@@ -110,13 +109,11 @@ def test_bad_input(name, content, told, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-PREFIXES = ("model.", "module._orig_mod.", "net.encoder.")
-
-
 @pytest.mark.situation(19)
 @pytest.mark.situation(20)
-@pytest.mark.parametrize("suffix", ["safetensors", "ckpt"])
-@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize(
+    ("prefix", "suffix"), [("model.", "ckpt"), ("module._orig_mod.", "ckpt"), ("net.encoder.", "safetensors")]
+)
 def test_the_prefix_of_what_held_the_model_is_taken_off_and_said(prefix, suffix, tmp_path, capsys):
     own, file = model(num_classes=3), tmp_path / f"weights.{suffix}"
     held = {f"{prefix}{name}": value for name, value in own.state_dict().items()} | {"loss.weight": torch.ones(2)}
@@ -198,10 +195,11 @@ NAMES = (
 
 
 def test_names_of_classes_come_from_a_file(tmp_path):
+    own = model(num_classes=2)
     for content in NAMES:
         file = tmp_path / ("names.json" if content.lstrip("\ufeff")[0] in "[{" else "names.txt")
         file.write_text(content, encoding="utf-8")
-        assert as_target(model(num_classes=2), classes=file).classes == ["cat", "red fox"], content
+        assert as_target(own, classes=file).classes == ["cat", "red fox"], content
 
 
 @pytest.mark.parametrize(
@@ -243,8 +241,9 @@ def test_addresses_and_other_files_are_refused(file, tmp_path, monkeypatch):
         timm_model(NAME, file)
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    ("dtype", "suffix"), [(torch.int8, "safetensors"), (torch.bool, "pth"), (torch.complex64, "safetensors")]
+)
 def test_weights_that_are_not_floating_point_are_refused(dtype, suffix, tmp_path):
     weights, file = model(num_classes=3).state_dict(), tmp_path / f"weights.{suffix}"
     weights["head.weight"] = weights["head.weight"].to(dtype)

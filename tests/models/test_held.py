@@ -22,6 +22,8 @@ def read_rows():
 
 
 ROWS = read_rows()
+FIRST = {(family(name), *cells): name for name, cells in reversed(ROWS.items())}
+"""The first model of each row; the others of other libraries are compared in `test_conversion.py`."""
 
 
 def test_the_table_has_every_model_and_at_least_40():
@@ -29,7 +31,7 @@ def test_the_table_has_every_model_and_at_least_40():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", list(FIRST.values()))
 def test_a_model_is_found_and_explained_as_the_table_says(name):
     found, bound, methods, auto = ROWS[name]
     row = describe(name)

@@ -5,6 +5,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torchvision.models._utils import IntermediateLayerGetter
+from torchvision.models.resnet import BasicBlock, ResNet
 
 import explainers
 from explainers import posthoc
@@ -154,9 +156,10 @@ def test_a_module_without_logits_names_the_way_out():
 @pytest.mark.situation(15)
 def test_networks_of_torchvision_are_explained():
     from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
-    from torchvision.models.segmentation import fcn_resnet50
+    from torchvision.models.segmentation.fcn import FCN, FCNHead
 
-    segments = fcn_resnet50(weights=None, weights_backbone=None, num_classes=4)
+    resnet = ResNet(BasicBlock, [1, 1, 1, 1])
+    segments = FCN(IntermediateLayerGetter(resnet, {"layer4": "out"}), FCNHead(512, 4))
     target = as_target(segments, target=lambda output: output["out"][:, 2, :32, :32].mean((1, 2)), image_size=64)
     assert target.mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
     assert posthoc.build("GradCAM", target, target.grid)(IMAGES.repeat(1, 1, 2, 2), torch.zeros(2).long()).std() > 0

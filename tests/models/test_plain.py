@@ -286,8 +286,9 @@ def test_a_module_that_takes_few_images_at_once_gets_no_more(most, capsys):
     assert "DeepLift" not in posthoc.methods_for(target)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("kind", ["beginner", "scripted"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("beginner", torch.bfloat16), ("beginner", torch.float64), ("scripted", torch.float16)]
+)
 def test_modules_of_other_types_are_computed_in_float32(kind, dtype, images):
     model = lively(KINDS[kind]).eval()
     own = {name: value.to(dtype) for name, value in model.state_dict().items()}

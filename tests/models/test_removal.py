@@ -77,18 +77,19 @@ def by_hand(target, image, patches):
 def test_hidden_tokens_leave_and_the_others_keep_their_positions(target, normalised):
     count = target.backbone.patch_embed.num_patches
     grid = PatchGrid(normalised.shape[-1], normalised.shape[-1] // int(count**0.5))
-    keep = torch.rand(3, 6, count) < torch.linspace(0.2, 0.8, 6)[None, :, None]
+    normalised = normalised[:2]
+    keep = torch.rand(2, 4, count) < torch.linspace(0.2, 0.8, 4)[None, :, None]
     keep[..., 7], keep[0, 3] = False, False
     keep[1, 2], keep[0, 3, 5] = keep[0, 2].roll(1), True  # as many as another mask, and a single one
     found = masked_outputs(target, lambda embeddings: embeddings, normalised, keep, grid, "drop")
-    assert found.shape == (3, 6, target.embed_dim)
-    for image in range(3):
-        for mask in range(6):
+    assert found.shape == (2, 4, target.embed_dim)
+    for image in range(2):
+        for mask in range(4):
             expected = by_hand(target, normalised[image], keep[image, mask].nonzero().flatten().tolist())
             torch.testing.assert_close(found[image, mask], expected, rtol=1e-4, atol=1e-4)
     zero = masked_outputs(target, lambda embeddings: embeddings, normalised, keep, grid)
     assert (found - zero).abs().amax(-1).min() > 1e-3
-    for chunk_size in (1, 2, 5):
+    for chunk_size in (1, 3):
         chunked = masked_outputs(target, lambda x: x, normalised, keep, grid, "drop", chunk_size)
         torch.testing.assert_close(chunked, found, rtol=1e-4, atol=1e-4)
     alone = masked_outputs(target, lambda x: x, normalised[1:2], keep[1:2], grid, "drop")
@@ -150,7 +151,6 @@ SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2)}
         ("swin_tiny_patch4_window7_224", SWIN, "which cannot drop tokens"),
         ("test_resnet", {}, "which cannot drop tokens"),
         ("vit_tiny_r_s16_p8_224", {}, "whose stem mixes neighbouring patches"),
-        ("vitamin_small_224", {}, "whose stem mixes neighbouring patches"),
     ],
 )
 def test_models_whose_tokens_cannot_leave_are_refused(name, arguments, reason):

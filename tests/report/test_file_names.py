@@ -20,21 +20,23 @@ ROW = {"sparsity": [0.0, 1.0], "fidelity_plus": 0.5, "fidelity_plus_curve": [0.0
 ROW |= {"fidelity_minus": 0.5, "fidelity_minus_curve": [0.0, 0.5]}
 
 
-def received(folder, tasks, explainers, image="a.png"):
-    """A folder that somebody has sent, whose tasks and explainers have these names."""
+def received(folder, tasks, explainers, images=("a.png",)):
+    """A folder that somebody has sent, whose tasks, explainers and images have these names."""
     folder.mkdir(parents=True)
     results = {task: dict.fromkeys(explainers, ROW) for task in tasks}
     content = {"results": results, "columns": {"x": {"fidelity_plus": "Fidelity⁺ ↑"}}}
     (folder / "results.json").write_text(json.dumps(content))
     tensors = {
-        "image": torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8),
-        "label": torch.tensor([-1]),
-        "classes": torch.tensor([[0]]),
-        "scores": torch.tensor([[1.0]]),
-        **{f"heatmaps/{name}": torch.rand(1, 1, 2, 2) for name in explainers},
+        "image": torch.randint(0, 256, (len(images), 3, 8, 8), dtype=torch.uint8),
+        "label": torch.full((len(images),), -1),
+        "classes": torch.zeros(len(images), 1, dtype=torch.long),
+        "scores": torch.ones(len(images), 1),
+        **{f"heatmaps/{name}": torch.rand(len(images), 1, 2, 2) for name in explainers},
     }
     for task in tasks:
-        write_pictures(picture_file(folder, task), tensors, [image], [r"class $\frac"], dict.fromkeys(explainers, True))
+        write_pictures(
+            picture_file(folder, task), tensors, list(images), [r"class $\frac"], dict.fromkeys(explainers, True)
+        )
     return folder / "results.json"
 
 
@@ -78,13 +80,14 @@ def test_the_same_names_are_safe_where_they_are_measured(tmp_path):
         assert not left.exists()
 
 
-@pytest.mark.parametrize("image", ["z" * 251 + ".png", "../../x.png", "\ud800.png", "a\nb.png", "$x.png"])
-def test_names_of_images_are_safe(tmp_path, image):
-    results = received(tmp_path / "in", ["task"], ["tve"], image)
-    publish(tmp_path / "out", [results], overlays=True)
-    (path,) = (tmp_path / "out" / "overlays" / "task").iterdir()
-    with Image.open(path) as picture:
-        assert min(picture.size) > 448 and path.name.isprintable()
+def test_names_of_images_are_safe(tmp_path):
+    images = ["z" * 251 + ".png", "../../x.png", "\ud800.png", "a\nb.png", "$x.png"]
+    publish(tmp_path / "out", [received(tmp_path / "in", ["task"], ["tve"], images)], overlays=True)
+    paths = [*(tmp_path / "out" / "overlays" / "task").iterdir()]
+    assert len(paths) == len(images)
+    for path in paths:
+        with Image.open(path) as picture:
+            assert min(picture.size) > 448 and path.name.isprintable()
 
 
 @pytest.mark.parametrize("name", ["a\x1b]0;x\x07", "a\nb", "\ud800", ""])

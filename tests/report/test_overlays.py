@@ -83,8 +83,7 @@ def overlay_slowly(image, heatmap, box, smooth, signed, opacity=OPACITY):
     return result
 
 
-@pytest.mark.parametrize("smooth", [True, False])
-@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize(("signed", "smooth"), [(True, True), (False, False)])
 @pytest.mark.parametrize("box", [(0, 0, 48, 32), (8, 0, 40, 32), (-6, -4, 54, 36), (10, -8, 40, 40)])
 def test_overlays_are_the_formula_inside_and_outside_of_the_box(box, signed, smooth):
     found = overlay(IMAGE, HEATMAP, smooth=smooth, signed=signed, box=box).float()

@@ -50,7 +50,7 @@ class OwnNetwork(LightNetwork):
 
 @pytest.fixture(scope="module")
 def target():
-    return timm_model(as_target=True)
+    return timm_model(depth=1, as_target=True)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def folder(target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pretrained, "snapshot_download", lambda *args, **kwargs: pytest.fail("the Hub was asked"))
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("asked the network"))
-    explainer = TVE(target, target.grid, partial(LightNetwork, blocks=[0, 1], width=8), pooling=3)
+    explainer = TVE(target, target.grid, partial(LightNetwork, blocks=[0], width=8), pooling=3)
     wake(explainer.network)
     explainer.export(tmp_path / "given")
     (tmp_path / "evil.pth").write_bytes(pickle.dumps(Program()))
@@ -211,14 +211,14 @@ WHOLE = {}
 
 
 def make_explainer(target, folder):
-    explainer = TVE(target, target.grid, partial(LightNetwork, blocks=[0, 1], width=8), pooling=3)
+    explainer = TVE(target, target.grid, partial(LightNetwork, blocks=[0], width=8), pooling=3)
     return explainer.export(folder), "mean_g", lambda path, model: explainers.load(path, model)
 
 
 def make_self_explaining(target, folder):
     module = SelfExplaining(target, target.grid, alpha=0.5)
     module.target.classes = ["a", "b", "c"]
-    module.target.head = FixedHead(simplex(3, 24), reading="blank_patch", patch_scale=0.3, blocks=(1,))
+    module.target.head = FixedHead(simplex(3, 24), reading="blank_patch", patch_scale=0.3, blocks=(0,))
     with torch.no_grad():
         module.target.backbone.norm.weight += torch.linspace(-0.1, 0.1, 24)
     return module.export(folder), "head.weight", lambda path, model: exported_target(model, path)
@@ -362,7 +362,7 @@ def test_a_file_of_any_kind_that_was_changed_is_refused_in_one_line(whole, mutat
 def test_a_file_of_any_kind_is_refused_for_another_model_and_as_another_kind(whole, target):
     kind, path, _, opens = whole
     assert is_refused(path, opens, target) is None
-    other_model = timm_model(seed=9, as_target=True)
+    other_model = timm_model(seed=9, depth=1, as_target=True)
     assert (is_refused(path, opens, other_model) is None) == (kind == "self-explaining model")  # it has its own weights
     before = path.read_bytes()
     for other in {*WHOLE} - {kind, "self-explaining model"}:

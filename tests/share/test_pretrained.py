@@ -211,12 +211,6 @@ def test_a_repository_that_is_not_there_is_refused_in_one_line(monkeypatch):
     for load in (lambda: explainers.load("hf://user/typo"), lambda: TVE.from_pretrained("user/typo")):
         with pytest.raises(InputError, match=r"got hf://user/typo, of which it says: 404 Client Error\.$"):
             load()
-    monkeypatch.undo()
-    for name in ("-/-", f"a/{'b' * 500}"):
-        with pytest.raises(
-            InputError, match=r"^expected a repository of the Hub, got hf://.{3,95}, of which it says: "
-        ):
-            explainers.load(f"hf://{name}")
     with pytest.raises(InputError, match="as hf://user/name, got hf://typo$"):
         explainers.load("hf://typo")
 

@@ -35,9 +35,7 @@ def tower_of(name, *given):
     ("name", "model", "weights"),
     [
         (OPENAI, "ViT-B-32-quickgelu", "openai"),
-        ("vit_base_patch16_clip_quickgelu_224.openai", "ViT-B-16-quickgelu", "openai"),
         ("vit_base_patch16_clip_224.laion2b", "ViT-B-16", "laion2b_s34b_b88k"),
-        ("vit_base_patch16_siglip_224.webli", "ViT-B-16-SigLIP", "webli"),
         ("vit_base_patch16_siglip_256.v2_webli", "ViT-B-16-SigLIP2-256", "webli"),
         ("vit_base_patch16_siglip_256.webli_i18n", "ViT-B-16-SigLIP-i18n-256", "webli"),
     ],
