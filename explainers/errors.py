@@ -3,6 +3,7 @@
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from numbers import Integral, Real
@@ -16,12 +17,55 @@ REPEATED = "a choice may be listed several times"
 """Annotation of a sequence whose entries may repeat: `Annotated[Sequence[...], REPEATED]`."""
 
 
-class InputError(ValueError):
+class NamesSettings(Exception):  # noqa: N818 - for an error and a warning
+    """A message that names settings as arguments of Python, `image_size=448`; a front door has names of its own.
+
+    Args:
+        text: the message, in one line.
+        settings: the settings in it, the one to change first.
+
+    >>> error = InputError("images of 30 pixels: take image_size=(32, 48)", "image_size")
+    >>> error.setting
+    'image_size'
+    >>> error.spell(lambda name, value: f"--image-size={value.replace(', ', 'x')}")
+    'images of 30 pixels: take --image-size=32x48'
+    """
+
+    def __init__(self, text: str, *settings: str) -> None:
+        super().__init__(text, *settings)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that the message names."""
+        return self.args[1:]
+
+    @property
+    def setting(self) -> str:
+        """The setting to change; empty for an error of something else."""
+        return self.settings[0] if self.settings else ""
+
+    def spell(self, write: Callable[[str, str], str]) -> str:
+        """The message with each setting as `write` gives it from its name and value: empty, or as in `=(32, 48)`."""
+        text = str(self)
+        for name in self.settings:
+            found = rf"(?<![\w.-]){re.escape(name)}(?=[=:])(?:=\(([^)]*)\))?"
+            text = re.sub(found, lambda match, name=name: write(name, match[1]), text)
+        return text
+
+
+class InputError(NamesSettings, ValueError):
     """Bad input. The message is one line that says what was expected, what came, and what to do.
 
     The entry points print this message without a traceback. They print every other exception, which is a bug of this
     project or of a library, with its traceback.
     """
+
+
+class InputWarning(NamesSettings, UserWarning):
+    """What is strange in the input, or left out of it, where it names a setting."""
 
 
 class UnsupportedModel(InputError):
@@ -37,13 +81,13 @@ class UnsupportedModel(InputError):
     """
 
     def __init__(self, wanted: str, got: str, otherwise: str) -> None:
-        super().__init__(wanted, got, otherwise)
+        super().__init__(f"expected {wanted}, got {got}: take {otherwise}")
         self.wanted = wanted
         self.got = got
         self.otherwise = otherwise
 
-    def __str__(self) -> str:
-        return f"expected {self.wanted}, got {self.got}: take {self.otherwise}"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.wanted, self.got, self.otherwise)
 
 
 def needs(package: str, extra: str, purpose: str = "") -> None:
@@ -93,7 +137,7 @@ def check_integers(**numbers: Any) -> None:
     """
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Integral):
-            raise InputError(f"expected {name} as an integer, got {name}={number!r}")
+            raise InputError(f"expected {name} as an integer, got {name}={number!r}", name)
 
 
 def check_positive(**numbers: float) -> None:
@@ -103,7 +147,7 @@ def check_positive(**numbers: float) -> None:
     """
     for name, number in numbers.items():
         if not (isinstance(number, Real) and number > 0):
-            raise InputError(f"expected {name} above 0, got {name}={number}")
+            raise InputError(f"expected {name} above 0, got {name}={number}", name)
 
 
 def check_range(low: float, high: float = float("inf"), /, **numbers: float) -> None:
@@ -117,7 +161,7 @@ def check_range(low: float, high: float = float("inf"), /, **numbers: float) -> 
     allowed = f"of at least {low}" if high == float("inf") else f"from {low} to {high}"
     for name, number in numbers.items():
         if not (isinstance(number, Real) and low <= number <= high):
-            raise InputError(f"expected {name} {allowed}, got {name}={number}")
+            raise InputError(f"expected {name} {allowed}, got {name}={number}", name)
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -209,6 +253,6 @@ def check_choices(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> Non
         listed = isinstance(value, Sequence) and not isinstance(value, str)
         if several != listed or any(chosen not in get_args(hint) for chosen in (value if listed else [value])):
             kind = "as a list of " if several else ""
-            raise InputError(f"expected {name} {kind}{', '.join(choices)} or {last}, got {value}")
+            raise InputError(f"expected {name} {kind}{', '.join(choices)} or {last}, got {value}", name)
         if several and not repeated:
             check_distinct(**{name: value})

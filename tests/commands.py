@@ -66,14 +66,16 @@ def one_thread():
 
 
 def train(*overrides, folder):
-    with one_thread(), training.program.errors_in_one_line():
-        training.check(cfg := composed(*overrides, folder=folder))
+    cfg = composed(*overrides, folder=folder)
+    with one_thread(), training.program.errors_in_one_line(cfg):
+        training.check(cfg)
         return training.train(cfg)
 
 
 def evaluate(*overrides, folder):
-    with one_thread(), evaluation.program.errors_in_one_line():
-        evaluation.check(cfg := composed(*overrides, folder=folder, config="eval"))
+    cfg = composed(*overrides, folder=folder, config="eval")
+    with one_thread(), evaluation.program.errors_in_one_line(cfg):
+        evaluation.check(cfg)
         evaluation.evaluate(cfg)
 
 

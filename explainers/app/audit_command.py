@@ -9,7 +9,7 @@ from explainers.app.audited_photos import list_folder
 from explainers.app.audits import PASSES, audit_folder, open_audit, start_session
 from explainers.app.command import print_error
 from explainers.app.explain_command import check_writable, command_to_serve
-from explainers.app.options import choose_device, model_and_methods, naming
+from explainers.app.options import choose_device, model_and_methods
 from explainers.app.session import Session
 from explainers.auditing.audit import FILES, Audit, Group
 from explainers.errors import InputError
@@ -33,8 +33,7 @@ def audit(options: Namespace) -> None:
     """Audit a model, and print the most suspicious groups; or write a head without some, after an audit."""
     check_writable(options.output)
     if options.masks:
-        with naming("--masks"):
-            list_folder(options.masks)
+        list_folder(options.masks)
     model, weights, methods = model_and_methods(options)
     pixels = {"white": options.white, "bands": options.bands}
     device, size = choose_device(options), options.batch_size
@@ -64,7 +63,7 @@ def write_repair(session: Session, options: Namespace) -> None:
         found = open_audit(session, options.folder, options.output)
     except InputError as error:
         typed = " ".join(map(str, options.without))
-        raise InputError(f"--without {typed}: {error}; audit first, without this option") from error
+        raise InputError(f"--without {typed}: {error}; audit first, without this option", *error.settings) from error
     repaired = found.without(options.without, options.strength)
     file = repaired.save(options.output / HEAD)
     if repaired.curve:

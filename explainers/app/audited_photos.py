@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from explainers.app.photos import Photo, decode_seen, list_photos
 from explainers.app.session import Session
 from explainers.auditing.store import Source, Stamp, stamp
-from explainers.errors import InputError
+from explainers.errors import InputError, InputWarning
 from explainers.images.bands import PixelFormat, see_pixels
 from explainers.images.decoding import CorruptImage
 from explainers.images.listing import NAMED, several
@@ -159,15 +159,17 @@ def find_labels(labels: Labels, photos: Sequence[Photo], target: TargetModel) ->
     for number, label in [(matched[name], label) for name, label in pairs if name in matched]:
         of = class_index(label, names, "labels")
         if found.setdefault(number, of) != of:
-            raise InputError(f"labels= {photos[number].name} has two classes, {names[found[number]]} and {names[of]}")
+            two = f"{names[found[number]]} and {names[of]}"
+            raise InputError(f"labels: {photos[number].name} has two classes, {two}", "labels")
     bare = [photo.name for number, photo in enumerate(photos) if number not in found]
     others = [str(name) for name, _ in pairs if name not in matched]
     said = [f"{len(bare)} of {len(photos)} images have no label ({_name_some(bare)})"] * bool(bare)
     said += [f"{len(others)} of {len(pairs)} names are no image ({_name_some(others)})"] * bool(others)
     if not found:
-        raise InputError(f"labels= {'; '.join(said)}: give the names of the images, such as {photos[0].name}")
+        advice = f"give the names of the images, such as {photos[0].name}"
+        raise InputError(f"labels: {'; '.join(said)}: {advice}", "labels")
     if said:
-        warnings.warn(f"labels= {'; '.join(said)}", stacklevel=2)
+        warnings.warn(InputWarning(f"labels: {'; '.join(said)}", "labels"), stacklevel=2)
     return torch.tensor([found.get(number, -1) for number in range(len(photos))])
 
 
@@ -180,8 +182,8 @@ def read_labels(file: str | Path) -> list[tuple[str, int | str]]:
         rows = csv.reader(text.splitlines(), delimiter=max(",;\t", key=text.partition("\n")[0].count))
         return [(name, label) for name, label in filter(None, rows)]
     except (OSError, ValueError, AttributeError, RecursionError, csv.Error) as error:
-        wanted = '"folder", or a file .json, or .csv of two columns: the name and the class of each image'
-        raise InputError(f"labels={str(file)!r}: expected {wanted}") from error
+        wanted = "folder, or a file .json, or .csv of two columns: the name and the class of each image"
+        raise InputError(f"labels={file}: expected {wanted}", "labels") from error
 
 
 def match_names(given: Sequence[str | Path], photos: Sequence[Photo]) -> dict[str | Path, int]:
@@ -205,7 +207,8 @@ def match_names(given: Sequence[str | Path], photos: Sequence[Photo]) -> dict[st
         numbers = [number for whole, number in ends.get(end.rpartition("/")[2], ()) if whole.endswith(f"/{end}")]
         if len(numbers) > 1 and str(name) not in exact:
             shared = _name_some([photos[number].name for number in numbers])
-            raise InputError(f"labels= {name} is the name of {len(numbers)} images ({shared}): add their folders")
+            several = f"{name} is the name of {len(numbers)} images ({shared})"
+            raise InputError(f"labels: {several}: add their folders", "labels")
         if numbers:
             matched[name] = exact.get(str(name), numbers[0])
     return matched
@@ -220,20 +223,19 @@ def _find_folder_labels(photos: Sequence[Photo], target: TargetModel) -> Tensor:
     names = sorted(set(folders) - {""})
     if not names:
         raise InputError(
-            f'labels="folder": expected a folder for each class, got {len(photos)} images in one folder: sort them by'
-            " class, or leave out the labels"
+            f"labels=folder: expected a folder for each class, got {len(photos)} images in one folder: sort them by"
+            " class, or leave out the labels",
+            "labels",
         )
     indices = dict(zip(names, match_folders(names, target), strict=True)) | {"": -1}
     if "" in folders:
         count = folders.count("")
         beside = f"{count} image{'s' * (count > 1)} beside the folders"
-        warnings.warn(f'labels="folder": no labels of {beside} of classes', stacklevel=2)
+        warnings.warn(InputWarning(f"labels=folder: no labels of {beside} of classes", "labels"), stacklevel=2)
     if len(names) == 1:
-        warnings.warn(
-            f'labels="folder": all images are of one class, {names[0]}: what only this class has cannot be told from'
-            " what all images have; add folders of other classes",
-            stacklevel=2,
-        )
+        said = f"all images are of one class, {names[0]}: what only this class has cannot be told from what all have"
+        said = f"labels=folder: {said}; add folders of other classes"
+        warnings.warn(InputWarning(said, "labels"), stacklevel=2)
     return torch.tensor([indices[folder] for folder in folders])
 
 
@@ -247,7 +249,7 @@ def match_folders(names: Sequence[str], target: TargetModel) -> list[int]:
     try:
         return match_classes(names, target)
     except InputError as error:
-        raise InputError(f'labels="folder": {error}') from error
+        raise InputError(f"labels=folder: {error}", "labels", *error.settings) from error
 
 
 def find_objects(

@@ -166,7 +166,7 @@ def audit_folder(
     if texts:
         session.text_head.embed(texts)  # at once, if the model has none
     if Path(output).is_file():
-        raise InputError(f"output: expected a folder, got the file {output}: give another one")
+        raise InputError(f"output: expected a folder, got the file {output}: give another one", "output")
     store, listed = EvidenceStore(output), list_folder(folder)
     photos, labels_of = recall_photos(folder, listed, find_labels(labels, listed, session.target), store.listing())
     names, classes = [photo.name for photo in photos], class_names(session.target)

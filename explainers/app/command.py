@@ -3,7 +3,6 @@
 import argparse
 import errno
 import os
-import re
 import signal
 import sys
 import warnings
@@ -23,7 +22,7 @@ from explainers.app.argument_types import (
     parse_size,
     parse_white,
 )
-from explainers.errors import InputError
+from explainers.errors import InputError, NamesSettings
 from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
@@ -34,22 +33,8 @@ ABSENT = (
 )
 """Options that only some commands have; `None` for the others."""
 
-AS_TYPED = {
-    "weights=FILE": "--weights FILE",
-    "head=, target.head=...": "--head FILE",
-    "load(..., target=TargetModel(...))": "--model NAME --weights FILE",
-    "one image in image,": "one image as IMAGE,",
-    "one image in other,": "one image,",
-    'labels="folder"': "--labels folder",
-    "expected a list of names": "expected --class-names as a list of names",
-    "output: expected": "--output: expected",
-    "without: expected": "--without: expected",
-}
-"""How messages of the library name a setting → what to type here."""
-SETTING = re.compile(
-    r"(?<![\w.-])(image_size|(?:against|bands|groups|labels|mask_value|strength|white)(?==))(=\(.*?\))?"
-)
-"""A setting of the library that is an option of this name, and its value if that is a tuple."""
+OPTIONS = {"classes": "--class", "target": "--model NAME --weights", "image": "IMAGE"}
+"""Settings of the library that have another name here; an option has dashes, as --image-size."""
 
 EXAMPLES = """examples:
   explainers explain photo.jpg                          the predicted class, as explained/photo_AnyHead.png
@@ -141,18 +126,18 @@ def print_error(message: Exception | str) -> None:
 
     Characters that could steer the terminal are left out.
     """
-    line = " ".join(str(message).splitlines())
-    for setting, option in AS_TYPED.items():
-        line = line.replace(setting, option)
-    line = SETTING.sub(_name_option, line)
+    line = " ".join((message.spell(name_option) if isinstance(message, NamesSettings) else str(message)).splitlines())
     print(f"explainers: {printable(line)}", file=sys.stderr, flush=True)
 
 
-def _name_option(found: re.Match[str]) -> str:
-    """Name the option of a `SETTING`, with its value as it is typed, such as --image-size=16x16."""
-    name, value = found.groups(default="")
-    value = value.replace("(", "").replace(")", "").replace(", ", "x" if name == "image_size" else ",")
-    return f"--{name.replace('_', '-')}{value}"
+def name_option(name: str, value: str) -> str:
+    """Write a setting of the library as it is typed here, with a value of several numbers.
+
+    >>> name_option("image_size", "16, 32"), name_option("classes", "")
+    ('--image-size=16x32', '--class')
+    """
+    option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+    return f"{option}={value.replace(', ', 'x' if name == 'image_size' else ',')}" if value else option
 
 
 class Parser(argparse.ArgumentParser):

@@ -264,7 +264,7 @@ def mean_embedding(session: Session, images: Images) -> Tensor:
 def embed_image(session: Session, image: OneImage, setting: str) -> Embedded:
     """The photo that a caller means; an InputError that names the setting for several."""
     if not is_single(image):
-        raise InputError(f"expected one image in {setting}, got several: give one after the other")
+        raise InputError(f"{setting}: expected one image, got several: give one after the other", setting)
     return Embedded(session, *session.decode(list_photos(image)))
 
 

@@ -20,7 +20,6 @@ from explainers.app.options import (
     find_classes,
     model_and_methods,
     name_methods,
-    naming,
     start_sessions,
 )
 from explainers.app.photos import list_photos
@@ -65,7 +64,7 @@ def explain(options: Namespace) -> int:
                         written.append(write_files(each, name, file, options))
                 except InputError as error:
                     failed[image] = str(error).removeprefix(f"{image}: ")
-                    print_error(f"{name}: {failed[image]}")
+                    print_error(InputError(f"{name}: {failed[image]}", *error.settings))
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"after {len(written)} of {sum(map(len, pictures.values()))} pictures")
         raise
@@ -135,10 +134,8 @@ def make_explainer(sessions: Sequence[Session], options: Namespace) -> Draw:
 
 def make_comparer(session: Session, options: Namespace) -> Draw:
     """A function that compares images with another one, which is embedded once."""
-    with naming("--against"):
-        centre = mean_embedding(session, options.against) if options.against else None
-    with naming("--similar-to"):
-        other = embed_image(session, options.similar_to, "other")
+    centre = mean_embedding(session, options.against) if options.against else None
+    other = embed_image(session, options.similar_to, "similar_to")
 
     def draw(images: Sequence[Path]) -> list[list[Drawn]]:
         embedded = Embedded(session, *session.decode(list_photos(images)))

@@ -3,8 +3,7 @@
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +75,7 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
 
 def name_methods(options: Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
     """The methods that the options name, see `label_methods`."""
-    with naming("--methods" if options.run == "benchmark" else "--method"):
-        return label_methods(options.method)
-
-
-@contextmanager
-def naming(option: str) -> Iterator[None]:
-    """Begin an error of the library with the option whose value is wrong."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{option}: {error}") from error
+    return label_methods(options.method)
 
 
 def _name_classes(target: TargetModel, options: Namespace) -> TargetModel:
@@ -102,8 +91,8 @@ def choose_device(options: Namespace) -> str | None:
 
 def find_classes(session: Session, options: Namespace) -> tuple[list[int], list[int]]:
     """The indices of the classes of --class and of --against, which a user named, or gave the numbers of."""
-    chosen = [class_index(wanted, session.names, "--class") for wanted in options.classes or ()]
-    others = [class_index(other, session.names, "--against") for other in options.against or ()]
+    chosen = [class_index(wanted, session.names) for wanted in options.classes or ()]
+    others = [class_index(other, session.names, "against") for other in options.against or ()]
     return chosen, find_other_classes(others, chosen, session.names)
 
 
@@ -127,7 +116,7 @@ def _set_passes(session: Session, passes: int) -> bool:
     explainer: Any = session.explainer
     removal = getattr(explainer, "refine_removal", None)
     if removal is not None:
-        check_passes(**{"--passes": passes})
+        check_passes(passes=passes)
         check_removal(session.target, removal)
         explainer.refine = passes
         explainer.forward_passes = 1 + passes

@@ -46,11 +46,12 @@ def check_classes(target: TargetModel) -> None:
 
     A regression predicts no class, so there is none for which its patches could be evidence.
     """
-    check_probabilities(target, "an audit", "give a classifier, or a head of classes (--head, head=)")
+    check_probabilities(target, "an audit", "give a classifier, or a head of classes by head=", "head")
     if target.num_classes < 2:
         raise InputError(
             f"an audit compares a class with the others, but {target.name} has {target.num_classes} class: give a"
-            " classifier, or a head of two classes or more (--head, head=)"
+            " classifier, or a head of two classes or more by head=",
+            "head",
         )
 
 

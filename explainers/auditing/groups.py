@@ -92,7 +92,8 @@ def find_groups(
             if groups is not None and groups > len(vectors):
                 raise InputError(
                     f"expected groups of at most {len(vectors)}, the number of patches with evidence for class {of},"
-                    f" got groups={groups}: take fewer"
+                    f" got groups={groups}: take fewer",
+                    "groups",
                 )
             found = cluster(vectors, groups or choose_number(vectors, seed), seed)
             directions.append(found)

@@ -209,7 +209,8 @@ def check_groups(groups: Sequence[int], count: int) -> None:
         given = (", ".join(map(repr, groups)) or "none") if listed else f"{groups!r}, which is no list"
         raise InputError(
             f"without: expected different numbers of groups from 0 to {count - 1}, got {given}: take those that the"
-            " audit prints"
+            " audit prints",
+            "without",
         )
 
 
@@ -219,7 +220,9 @@ def choose_strength(curve: Sequence[Price]) -> float:
     if best.strength == 0:
         raise InputError(
             "without: expected groups on which a repair makes the head rely less, got a reliance of"
-            f" {best.reliance:.3f} as it is, and more at any strength: take others besides, or give strength=1"
+            f" {best.reliance:.3f} as it is, and more at any strength: take others besides, or give strength=1",
+            "without",
+            "strength",
         )
     return best.strength
 
@@ -338,7 +341,8 @@ def measure_moments(members: Members, edit: HeadEdit, photos: Photos, numbers: S
         part = "no patch" if counts[1] else "all patches"
         raise InputError(
             f"without: expected groups with some patches of {len(numbers)} images, got {part}: mark"
-            f" {'others' if counts[1] else 'fewer'}"
+            f" {'others' if counts[1] else 'fewer'}",
+            "without",
         )
     group, others = (total / count for total, count in zip(sums, counts, strict=True))
     return group, others

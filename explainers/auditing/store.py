@@ -239,7 +239,8 @@ class EvidenceStore:
     def _refuse(self, difference: str) -> InputError:
         return InputError(
             f"output: expected a folder of this audit alone, got {self.folder.parent}, which holds another audit, which"
-            f" differs in {difference}: give another folder, or delete this one"
+            f" differs in {difference}: give another folder, or delete this one",
+            "output",
         )
 
     def _delete_changed(self, source: Source, shards: Sequence[range]) -> None:

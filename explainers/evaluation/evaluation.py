@@ -162,7 +162,8 @@ class Measurement(nn.Module):
         if settings.reference is not None and settings.reference not in explainers:
             raise InputError(
                 f"expected reference to be one of the explainers {', '.join(explainers)}, got {settings.reference}: add"
-                " it to them, or compare with none (evaluation.reference=null)"
+                " it to them, or compare with none (reference=None)",
+                "reference",
             )
         self.target = target
         self.settings = settings
@@ -208,7 +209,7 @@ class Measurement(nn.Module):
         self.accuracy.update(predicted, batch["label"])
         self.index.update(batch["index"])
         if self.settings.classes == "label":
-            check_labels(batch["label"], self.target.num_classes, "evaluation.classes=predicted")
+            check_labels(batch["label"], self.target.num_classes, "classes=predicted", "classes")
         classes = predicted if self.settings.classes == "predicted" else batch["label"]
         explained = {name: self._explain(name, batch["image"], classes, timed) for name in self.explainers}
         for sweep in self.sweeps:
@@ -297,7 +298,8 @@ def check_heatmaps(explainer: str, heatmaps: Tensor, images: Tensor, grid: Patch
     if not heatmaps.isfinite().all():
         raise InputError(
             f"expected finite heatmaps, got NaN or infinity from {explainer}: leave it out, or compute it in float32"
-            " (trainer.precision=32-true)"
+            " (precision=32-true)",
+            "precision",
         )
 
 

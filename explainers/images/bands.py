@@ -51,11 +51,12 @@ class PixelFormat:
     def __post_init__(self) -> None:
         black, white = (0, self.white) if not isinstance(self.white, tuple | list) else self.white
         if white is not None and not black < white:
-            raise InputError(f"white={self.white}: expected a value above black's, such as white=4095 or white=(-1, 1)")
+            wanted = "a value above black's, such as white=4095 or white=(-1, 1)"
+            raise InputError(f"white={self.white}: expected {wanted}", "white")
         if self.bands is not None and self.channels <= len(COLOURS) + 1:
-            raise InputError(f"bands={self.bands}: the model has {self.channels} channels: leave it out")
+            raise InputError(f"bands={self.bands}: the model has {self.channels} channels: leave it out", "bands")
         if self.bands is not None and (len(self.bands) != 3 or not set(self.bands) <= set(range(self.channels))):
-            raise InputError(f"bands={self.bands}: expected three numbers from 0 to {self.channels - 1}")
+            raise InputError(f"bands={self.bands}: expected three numbers from 0 to {self.channels - 1}", "bands")
 
     def read_file(self, path: Path) -> Image.Image | np.ndarray:
         """Read an image file or an array, see `convert`; a CorruptImage if it cannot be decoded."""
@@ -172,7 +173,8 @@ def to_pillow(pixels: np.ndarray, white: White = None) -> Image.Image:
         if white is None:
             raise InputError(
                 f"expected uint8 pixels from 0 to 255, got {pixels.dtype}: give white=1 if they are from 0 to 1, or the"
-                " value of white, such as white=4095"
+                " value of white, such as white=4095",
+                "white",
             )
         pixels = (scale_to_16_bits(pixels, white) >> 8).astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(pixels))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
-from explainers.errors import InputError
+from explainers.errors import InputError, InputWarning
 
 DECODING_ERRORS = (
     *(OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, RuntimeError, struct.error),
@@ -53,12 +53,14 @@ def convert_to_rgb(image: Image.Image, white: White = None) -> Image.Image:
         elif image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
             raise InputError(
                 f"expected 8 or 16 bits a channel, got mode {image.mode}, {pixels.min()} to {pixels.max()};"
-                " convert it to 8 bits, or explain it with white=, the value of white"
+                " convert it to 8 bits, or explain it with white=, the value of white",
+                "white",
             )
         elif 0 < pixels.max() < LOWEST_WHITE:
             raise InputError(
                 f"expected values up to 65535 in a 16-bit image, got values up to {pixels.max()}, which would be nearly"
-                " black; if they have 8 or 12 bits, convert it to 8 bits, or explain it with white=4095"
+                " black; if they have 8 or 12 bits, convert it to 8 bits, or explain it with white=4095",
+                "white",
             )
         image = Image.fromarray((pixels >> 8).astype(np.uint8))
     image = _convert_to_srgb(image.convert(image.mode.upper()) if image.mode in ("La", "RGBa") else image)
@@ -82,12 +84,14 @@ def scale_to_16_bits(pixels: np.ndarray, white: White) -> np.ndarray:
     if white is None or not np.isfinite([low, high]).all():
         raise InputError(
             f"expected white=, the value of white, for {pixels.dtype} pixels, got values from {low} to {high}: give"
-            " white=4095 for 12 bits, 65535 for 16, or white=(black, white)"
+            " white=4095 for 12 bits, 65535 for 16, or white=(black, white)",
+            "white",
         )
     black, top = white if isinstance(white, tuple | list) else (0, white)
     beyond = np.count_nonzero((pixels < black) | (pixels > top)) / pixels.size
     if beyond:
-        warnings.warn(f"{beyond:.1%} of the pixels are beyond white={white}, and are clipped to it", stacklevel=2)
+        said = f"{beyond:.1%} of the pixels are beyond white={white}, and are clipped to it"
+        warnings.warn(InputWarning(said, "white"), stacklevel=2)
     scaled = (pixels.clip(black, top).astype(np.float64) - black) / (top - black)
     return np.round(65535 * scaled).astype(np.uint16)
 

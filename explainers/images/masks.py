@@ -34,7 +34,7 @@ def find_ranges(given: MaskValue) -> Ranges:
     found = [re.fullmatch(r"(\d+)(?:-(\d+))?", str(one)) for one in each]
     ranges = [(int(one[1]), int(one[2] or one[1])) for one in found if one]
     if len(ranges) < len(found) or any(low > high for low, high in ranges):
-        raise InputError(f"mask_value={given!r}: expected numbers, or ranges such as 128-255")
+        raise InputError(f"mask_value={given!r}: expected numbers, or ranges such as 128-255", "mask_value")
     return ranges
 
 
@@ -84,7 +84,8 @@ def find_object(values: np.ndarray, name: object, ranges: Ranges = ()) -> np.nda
     if not ranges and (len(found) > 2 or len(found) == 2 and found[0] != 0):
         listed = ", ".join(map(str, found)) if len(found) < 5 else f"{len(found)} from {found[0]} to {found[-1]}"
         advice = "give those of the object, such as mask_value=1, or mask_value=128-255 for all bright ones"
-        raise InputError(f"{name}: expected a mask of two values, 0 and that of the object, got {listed}: {advice}")
+        wanted = "expected a mask of two values, 0 and that of the object"
+        raise InputError(f"{name}: {wanted}, got {listed}: {advice}", "mask_value")
     if not ranges:
         return values != 0
     return np.logical_or.reduce([(values >= low) & (values <= high) for low, high in ranges])

@@ -126,7 +126,8 @@ def pretrained_file(name: str) -> Path:
     """The file of the weights that timm names for a model: from the cache, or downloaded into it."""
     config = pretrained_config(name)
     if not config.hf_hub_id and not config.url:
-        raise InputError(f"expected weights of {name}, got none: timm has none to download; give weights=FILE")
+        got = "none: timm has none to download; give weights=FILE"
+        raise InputError(f"expected weights of {name}, got {got}", "weights")
     try:
         return _from_hub(name, config.hf_hub_id) if config.hf_hub_id else _from_url(name, str(config.url))
     except Exception as error:  # whatever the layers of a connection raise; there is no common class
@@ -170,7 +171,8 @@ def _no_download(name: str, site: str, error: Exception) -> InputError:
     """The error for weights that are not on this machine, and could not be downloaded."""
     return InputError(
         f"expected weights of {name} in the cache or from {site}, got no download ({type(error).__name__}:"
-        f" {' '.join(str(error).split())[:120]}): give weights=FILE, or connect this machine"
+        f" {' '.join(str(error).split())[:120]}): give weights=FILE, or connect this machine",
+        "weights",
     )
 
 

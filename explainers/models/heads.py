@@ -58,8 +58,8 @@ class NoHead(nn.Module):
     def forward(self, embeddings: Tensor) -> Tensor:
         raise InputError(
             "expected a model with a classification layer, got one without: fit one with `python train.py"
-            " experiment=linear_head`, and give its file as target.head=..., or give a layer, as in TargetModel(model,"
-            f" head=...); {EMBEDS}"
+            f" experiment=linear_head`, and give its file, or a layer, as head=; {EMBEDS}",
+            "head",
         )
 
 

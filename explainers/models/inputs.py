@@ -36,7 +36,7 @@ def zero_to_one(images: Tensor) -> Tensor:
     return images.float() / WHITE[images.dtype]
 
 
-def check_labels(labels: Tensor, num_classes: int, otherwise: str) -> None:
+def check_labels(labels: Tensor, num_classes: int, otherwise: str, *settings: str) -> None:
     """Raise an InputError unless all labels, integers (B,), are from 0 to K − 1; −1 stands for an unlabelled image.
 
     `otherwise` is what the message recommends to users without labels, such as a setting.
@@ -45,7 +45,8 @@ def check_labels(labels: Tensor, num_classes: int, otherwise: str) -> None:
     if lowest < 0 or highest >= num_classes:
         raise InputError(
             f"expected labels from 0 to {num_classes - 1}, got {lowest} to {highest}, where -1 is an image without a"
-            f" label: take labelled images, or {otherwise}"
+            f" label: take labelled images, or {otherwise}",
+            *settings,
         )
 
 

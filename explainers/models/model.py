@@ -202,7 +202,8 @@ class TargetModel(nn.Module):
                 return PatchGrid(covered, patch)
             raise InputError(
                 f"expected a model whose images consist of patches of {patch} pixels, got images of {height} ×"
-                f" {width}: take image_size={covered}, or ++target.model.img_size={list(covered)} in a config"
+                f" {width}: take image_size={covered}",
+                "image_size",
             )
         return PatchGrid(covered, patch)
 
@@ -224,14 +225,16 @@ class TargetModel(nn.Module):
         if strict and (own := PatchGrid(strict, 1)).size != grid.size:
             raise InputError(
                 f"expected a grid of images of {own.size[0]} × {own.size[1]} pixels, as {self.name} takes, got"
-                f" {height} × {width}: set grid.image_size={own.image_size}, or"
-                f" ++target.model.img_size={grid.image_size}"
+                f" {height} × {width}: set grid.image_size={own.image_size}, or image_size={grid.image_size}",
+                "grid.image_size",
+                "image_size",
             )
         if self.patch_size not in (None, grid.patch_size) and not grid.differs:
             raise InputError(
                 f"expected a grid of patches of {self.patch_size} pixels, as {self.name} has, got {grid.patch_size}:"
-                f" set grid.patch_size={self.patch_size}, or ++grid.differs=true (PatchGrid(..., differs=True)) to"
-                " allow another"
+                f" set grid.patch_size={self.patch_size}, or grid.differs=True to allow another",
+                "grid.patch_size",
+                "grid.differs",
             )
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 
 import timm.data
 
-from explainers.errors import InputError
+from explainers.errors import InputError, InputWarning
 from explainers.saved.files import printable
 
 
@@ -60,15 +60,14 @@ def match_classes(names: Sequence[str], target: Any) -> list[int]:
     if known or len(names) != count:
         raise InputError(
             f"expected images of the head's {count} classes{f' ({shown[0]})' * bool(known)}, got"
-            f" {len(names)} ({shown[1]}): give the head of this task (head=, target.head=...), or other images"
+            f" {len(names)} ({shown[1]}): give the head of this task with head=, or other images",
+            "head",
         )
     numbered = set(names) == {str(number) for number in range(count)}
     order = "a folder's number is taken as its logit" if numbered else f"the order is taken as {shown[1]}"
-    warnings.warn(
-        f"the classes of {target.name} are unknown, because its head has no names: {order}; if it was trained in"
-        " another, give a head with names (head=, target.head=...)",
-        stacklevel=2,
-    )
+    unknown = f"the classes of {target.name} are unknown, because its head has no names"
+    advice = "if it was trained in another, give a head with names by head="
+    warnings.warn(InputWarning(f"{unknown}: {order}; {advice}", "head"), stacklevel=2)
     return [int(name) for name in names] if numbered else list(range(count))
 
 
@@ -96,8 +95,9 @@ def list_names(classes: Sequence[str], count: int) -> list[str]:
     if len(classes) != count:
         shown = f" ({classes[0]!r} to {classes[-1]!r})" if classes else ""
         raise InputError(
-            f"expected a list of names of the model's {count} classes, got {len(classes)}{shown}: give one for each"
-            " logit, in order; a file has one in a line, or JSON"
+            f"class_names: expected a list of names of the model's {count} classes, got {len(classes)}{shown}: give one"
+            " for each logit, in order; a file has one in a line, or JSON",
+            "class_names",
         )
     return [str(name) for name in classes]
 
@@ -170,16 +170,16 @@ def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str 
     0
     >>> class_index("bear", ["beaver", "bearskin", "polar bear"])
     Traceback (most recent call last):
-    explainers.errors.InputError: expected classes among the 3 classes of the model, got bear: did you mean polar bear?
+    explainers.errors.InputError: classes=bear: expected one of the model's 3 classes: did you mean polar bear?
     """
     if not isinstance(wanted, str):
         try:
             number = -1 if isinstance(wanted, bool) else index(wanted)  # also of NumPy, and a tensor of one number
         except TypeError as error:
-            raise InputError(f"expected {setting} as names or indices of classes, got {wanted!r}") from error
+            raise InputError(f"{setting}={wanted!r}: expected names or indices of classes", setting) from error
         if 0 <= number < len(names):
             return number
-        raise InputError(f"expected {setting} from 0 to {len(names) - 1}, or names of classes, got {wanted}")
+        raise InputError(f"{setting}={wanted}: expected 0 to {len(names) - 1}, or names of classes", setting)
     meant = (_describe(wanted, detailed=True), _describe(wanted).split(", ")[0]) if _is_wnid(wanted) else ()
     for name in (wanted, *meant):
         if name in names:  # another class may have the same name in capitals
@@ -195,7 +195,7 @@ def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str 
     as_words = [name for name in containing if re.search(rf"\b{re.escape(plain)}\b", name)]
     close = as_words or list(dict.fromkeys([*difflib.get_close_matches(plain, by_name, 3), *containing]))
     hint = f"did you mean {', '.join(names[by_name[name]] for name in close[:5])}?" if close else "name it by its index"
-    raise InputError(f"expected {setting} among the {len(names)} classes of the model, got {wanted}: {hint}")
+    raise InputError(f"{setting}={wanted}: expected one of the model's {len(names)} classes: {hint}", setting)
 
 
 def find_image_classes(classes: Any, names: Sequence[str], count: int, setting: str = "classes") -> list[int | None]:
@@ -208,7 +208,8 @@ def find_image_classes(classes: Any, names: Sequence[str], count: int, setting: 
         return [class_index(classes, names, setting)] * count
     if len(classes) != count:
         advice = "for several classes of an image, take explanation.of(...)" if setting == "classes" else "give as many"
-        raise InputError(f"{setting}= needs one class, or one for each of {count} images, got {len(classes)}: {advice}")
+        wanted = f"one class, or one for each of {count} images"
+        raise InputError(f"{setting}: expected {wanted}, got {len(classes)}: {advice}", setting)
     return [class_index(each, names, setting) for each in classes]
 
 
@@ -217,7 +218,9 @@ def find_other_classes(against: Any, chosen: Sequence[int | None], names: Sequen
     listed = against if isinstance(against, Sequence) and not isinstance(against, str) else [against]
     others = [] if against is None else [class_index(each, names, "against") for each in listed]
     for other in set(others) & set(chosen):
-        raise InputError(f"against={names[other]!r}: expected another class than the explained one: name one")
+        raise InputError(
+            f"against={names[other]!r}: expected another class than the explained one: name one", "against"
+        )
     if others and len(set(others)) == len(names):
-        raise InputError(f"against= names all {len(names)} classes: leave out the one to explain")
+        raise InputError(f"against= names all {len(names)} classes: leave out the one to explain", "against")
     return others

@@ -45,7 +45,9 @@ def log_odds(logits: Tensor, classes: Tensor, score: Score) -> Tensor:
     return of_class - logits.scatter(-1, own, -torch.inf).logsumexp(-1)
 
 
-def check_probabilities(target: Any, setting: str, otherwise: str) -> None:
+def check_probabilities(target: Any, setting: str, otherwise: str, *settings: str) -> None:
     """Raise an InputError about a setting that needs probabilities, unless the target has some; it names another."""
     if target.score == "value":
-        raise InputError(f"{setting} needs probabilities, but score=value of {target.name} has none: {otherwise}")
+        raise InputError(
+            f"{setting} needs probabilities, but score=value of {target.name} has none: {otherwise}", *settings
+        )

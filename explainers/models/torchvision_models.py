@@ -158,9 +158,8 @@ def find_inputs(model: Any, weights: Any = None, size: tuple[int, int] | None = 
     """
     own = getattr(model, "image_size", None)  # of a ViT, whose positions fix it
     if own and size not in (None, (own, own)):
-        raise InputError(
-            f"expected image_size={own}, as this {type(model).__name__} takes, got another: drop image_size"
-        )
+        takes = f"as this {type(model).__name__} takes"
+        raise InputError(f"expected image_size={own}, {takes}, got another: leave it out", "image_size")
     if type(model).__module__.startswith("torchvision.models.detection"):
         return Inputs(size or (224, 224), (0.0,) * 3, (1.0,) * 3, "because a detector normalises pixels itself")
     if weights is None:

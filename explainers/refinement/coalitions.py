@@ -110,7 +110,8 @@ def check_passes(**numbers: int) -> None:
         if number < FEWEST:
             raise InputError(
                 f"expected at least {FEWEST} passes, because fewer cannot tell the size of the prior, got"
-                f" {name}={number}: take {2 * FEWEST}"
+                f" {name}={number}: take {2 * FEWEST}",
+                name,
             )
 
 

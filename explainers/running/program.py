@@ -10,6 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from safetensors import SafetensorError
 from explainers.errors import InputError, suggest_names
 from explainers.running.folder import lock_folder, run_dir
 from explainers.running.processes import build_job_error
-from explainers.running.settings import expand_groups, explain_unknown_key
+from explainers.running.settings import expand_groups, explain_unknown_key, name_key
 from explainers.running.signals import LOCKED, answer_signals, is_first_process, write_line
 from explainers.running.targets import COMPOSING, check_not_hidden, named_options
 
@@ -168,7 +169,7 @@ def command(check: Callable[[DictConfig], None], cfg: DictConfig) -> Iterator[No
         import lightning  # noqa: F401 - which numbers the processes
     answer_signals()
     SPEAKS[0] = LOCKED not in os.environ and is_first_process()
-    with errors_in_one_line(), lock_folder(run_dir()):
+    with errors_in_one_line(cfg), lock_folder(run_dir()):
         check_not_hidden()
         check(cfg)
         quiet_libraries()
@@ -185,7 +186,7 @@ def once() -> Iterator[None]:
 
 
 @contextmanager
-def errors_in_one_line() -> Iterator[None]:
+def errors_in_one_line(cfg: DictConfig) -> Iterator[None]:
     """Exit with a one-line message if the user can correct the error; HYDRA_FULL_ERROR=1 shows its traceback.
 
     Such errors are `InputError`s, config keys that are misspelt or missing, values that a constructor refuses, full
@@ -197,7 +198,7 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        message = explain_run_error(error)
+        message = explain_run_error(error, cfg)
         if message is None or os.environ.get(TRACEBACK) == "1":
             raise
         line = f"error: {' '.join(message.split())}"
@@ -253,15 +254,16 @@ def quote_value(key: str, value: str) -> str:
     return shlex.quote(f'{key}="{value}"')
 
 
-def explain_run_error(error: BaseException) -> str | None:
-    """The message for an error that the user can correct; None for a bug."""
+def explain_run_error(error: BaseException, cfg: DictConfig) -> str | None:
+    """The message for an error that the user can correct, with the keys of a config; None for a bug."""
     while type(error) is InterpolationResolutionError and error.__context__ is not None:  # of a resolver
         error = error.__context__
     cause = error
     while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__
     if isinstance(cause, InputError):
-        return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
+        text = cause.spell(partial(name_key, cfg))
+        return text.rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
     if type(cause).__name__ == "LocalEntryNotFoundError":  # of the Hub
         return (
             "expected weights in the cache or from huggingface.co, got no connection: give the target's as"

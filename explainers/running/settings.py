@@ -38,6 +38,12 @@ CHECKPOINT_PATH = "target.model.checkpoint_path"
 """The setting of timm that `weights` stands for, together with `target.model.pretrained=false`."""
 
 
+OTHER_KEYS = {"weights": "weights", "image_size": "++target.model.img_size", "grid.differs": "++grid.differs"}
+"""Settings of the library that have another name in configs, or that only few configs have."""
+
+PARTS = "module.", "explainer.", "target.", "evaluation.", "trainer."
+"""Parts of a config in which a setting is looked for first."""
+
 SHORT_KEYS = {"lambda_2": "module.lambda_2", "explainer.lambda_2": "module.lambda_2"}
 """Keys of a command → where the settings are."""
 
@@ -124,6 +130,19 @@ def explain_unknown_key(cause: Any, configs: Path) -> str:
     similar = get_close_matches(key.lower(), names, 3, 0.7)  # of the key alone: all siblings share its beginning
     siblings = [f"{parent}.{name}".lstrip(".") for name in (similar or ([] if everywhere else sorted(names)))]
     return f"no setting {full}: {suggest_names(full, siblings, everywhere)}"
+
+
+def name_key(cfg: DictConfig, name: str, value: str) -> str:
+    """Write a setting of the library as a key of a config, with a value of several numbers.
+
+    >>> cfg = DictConfig({"data": {"batch_size": 8}, "module": {"tune": "head"}})
+    >>> name_key(cfg, "tune", ""), name_key(cfg, "image_size", "32, 48")
+    ('module.tune', '++target.model.img_size=[32,48]')
+    """
+    keys = [key for key in list_keys(cfg) if key.rpartition(".")[2] == name]
+    parts = [key for part in PARTS for key in keys if key.startswith(part)]
+    key = OTHER_KEYS.get(name, (parts or keys or [name])[0])
+    return f"{key}=[{value.replace(' ', '')}]" if value else key
 
 
 def list_groups(program: Any) -> list[str]:

@@ -149,7 +149,7 @@ class ShapleyLabels:
         if self.classes == "all":
             return {"shapley": fit_shapley(rows["keep"], rows["values"], rows["null"], rows["grand"])}
         explained = batch["label"] if self.classes == "label" else rows["grand"].argmax(-1)
-        check_labels(explained, rows["grand"].shape[-1], "set module.labels.classes=predicted")
+        check_labels(explained, rows["grand"].shape[-1], "set classes=predicted", "classes")
         values, null, grand = (
             rows[name].take_along_dim(explained.view(-1, *[1] * (rows[name].dim() - 1)), -1)
             for name in ("values", "null", "grand")

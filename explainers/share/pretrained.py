@@ -315,14 +315,14 @@ def _plain(settings: Any, where: str) -> dict[str, Any]:
 def _model(header: Identity, grid: PatchGrid, file: Path, pretrained: bool) -> TargetModel:
     """The model of timm that a header names, with timm's weights, or `pretrained=False` with random ones."""
     name = header.get("model")
-    advice = "give the model, as in load(..., target=TargetModel(...))"
+    advice = "give the model as target="
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}", name) or not is_in_timm(name):
-        raise InputError(f"{file}: expected the name of a model of timm, got {quote(name)}: {advice}")
+        raise InputError(f"{file}: expected the name of a model of timm, got {quote(name)}: {advice}", "target")
     config = timm.get_pretrained_cfg(name)
     resized = config is not None and tuple(config.input_size[1:]) != grid.size and "patch" in name
     size: dict[str, Any] = {"img_size": grid.image_size} if resized else {}
     try:
         model = create_model(name, pretrained, **size)
     except InputError as error:
-        raise InputError(f"{file} explains {name}, whose weights are not here: {advice} ({error})") from error
+        raise InputError(f"{file} explains {name}, whose weights are not here: {advice} ({error})", "target") from error
     return TargetModel(model).eval()

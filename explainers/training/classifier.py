@@ -85,8 +85,10 @@ class Classifier(TrainingModule):
         """The rows that a datamodule can cache: embeddings of whole images, if the backbone is frozen."""
         if self.tune != "head" or self.min_crop is not None:
             raise InputError(
-                f"expected module.tune=head and module.min_crop=null to cache embeddings, got {self.tune} and"
-                f" {self.min_crop}: set cache=none"
+                f"expected tune=head and min_crop=None to cache embeddings, got tune={self.tune} and"
+                f" min_crop={self.min_crop}: set cache=none",
+                "tune",
+                "min_crop",
             )
         return (Features(self.target),)
 
@@ -97,7 +99,7 @@ class Classifier(TrainingModule):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy. Checks the labels, because an invalid label on a GPU aborts the process without a message."""
-        check_labels(labels, logits.shape[-1], "set module.num_classes to their classes")
+        check_labels(labels, logits.shape[-1], "set num_classes= to that of their classes", "num_classes")
         return F.cross_entropy(logits, labels)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:

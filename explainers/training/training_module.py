@@ -59,6 +59,10 @@ def random_resized_crop(images: Tensor, index: Tensor, seed: int, min_scale: flo
     return cropped.round().clamp(0, 255).byte()
 
 
+ADVISED = "lr", "gradient_clip_val", "precision"
+"""Settings that a message about a training that diverged names."""
+
+
 class TrainingModule(LightningModule):
     """A LightningModule with frozen parts.
 
@@ -114,8 +118,9 @@ class TrainingModule(LightningModule):
         cached = sorted(batch.keys() - {"image", "label", "index", "truth"})
         if cached:
             raise InputError(
-                f"expected module.min_crop=null with cached rows, which are of whole images, got {self.min_crop} and"
-                f" cached {', '.join(cached)}: set module.min_crop=null or cache=none"
+                f"expected min_crop=None with cached rows, which are of whole images, got min_crop={self.min_crop} and"
+                f" cached {', '.join(cached)}: set min_crop=None or cache=none",
+                "min_crop",
             )
         seed = stream("crops", self.seed, self.current_epoch)
         return batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}
@@ -146,24 +151,24 @@ class TrainingModule(LightningModule):
         loss, length = gather_processes(own).view(-1, 2).mean(0).tolist()
         if not math.isfinite(loss) or not scaled and not math.isfinite(length):
             got = f"a loss of {loss:.3g} and a gradient norm of {length:.3g} in step {self.global_step + 1}"
-            raise InputError(f"expected a finite loss and finite gradients, got {got}{self._advice()}")
+            raise InputError(f"expected a finite loss and finite gradients, got {got}{self._advice()}", *ADVISED)
 
     def on_validation_end(self) -> None:
         """Raise an InputError in all processes if the loss of the validation is not finite."""
         loss = self.trainer.callback_metrics.get("val/loss")
         if loss is not None and not loss.isfinite():
             got = f"{loss.item()} after step {self.global_step}"
-            raise InputError(f"expected a finite val/loss, got {got}{self._advice()}")
+            raise InputError(f"expected a finite val/loss, got {got}{self._advice()}", *ADVISED)
 
     def _advice(self) -> str:
         """The rest of the message about a training that diverged: learning rate, what to try, last checkpoint."""
         trainer: Any = self.trainer
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        precision = ["set trainer.precision=32-true"] if "16" in str(trainer.precision) else []
+        precision = ["set precision=32-true"] if "16" in str(trainer.precision) else []
         if not rates:  # a validation alone
             return f": {precision[0]}" if precision else ""
-        clip = [] if trainer.gradient_clip_val else ["set trainer.gradient_clip_val=1"]
-        attempts = ", or ".join(["lower module.optimizer.lr", *clip, *precision])
+        clip = [] if trainer.gradient_clip_val else ["set gradient_clip_val=1"]
+        attempts = ", or ".join(["lower lr=", *clip, *precision])
         path = last_checkpoint(trainer)
         kept = f"ckpt_path={path} is the last finite checkpoint" if path else "no checkpoint is written yet"
         return f" (learning rate {max(rates):.3g}): {attempts}; {kept}"

@@ -236,7 +236,7 @@ class TVE(NetworkExplainer):
     ) -> None:
         check_hops(hops)
         if score == "log_probability":
-            check_probabilities(target, "explainer.score=log_probability", "set explainer.score=logit")
+            check_probabilities(target, "score=log_probability", "set score=logit", "score")
         if pooling < 1 or pooling % 2 == 0:
             raise InputError(f"expected an odd pooling, a window with a patch in its middle, got pooling={pooling}")
         super().__init__(target, grid, network)

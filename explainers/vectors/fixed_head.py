@@ -82,7 +82,7 @@ class FixedHead(ProjectedHead):
                 embeddings of masked images best on ViT-Tiny before training, and little of the token.
         """
         if blocks and self.reading == "patch":
-            raise InputError("module.path_blocks needs module.reading=difference or blank_patch, got reading=patch")
+            raise InputError("path_blocks needs reading=difference or blank_patch, got reading=patch", "reading")
         self.blocks = tuple(blocks)
         if blocks:
             weights = torch.tensor([0.1, 0.4, *[0.5] * len(blocks)]) if read_out is None else read_out.detach().clone()

@@ -51,13 +51,14 @@ def sweep_points(
         InputError: for an empty list, a value that is given twice, or ratios that are not one for each source.
     """
     if not lambda_1 or not lambda_2 or not all(map(is_finite, [*lambda_1, *lambda_2])):
-        raise InputError(f"expected values of module.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
+        got = f"lambda_1={lambda_1}, lambda_2={lambda_2}"
+        raise InputError(f"expected finite numbers, got {got}", "lambda_1", "lambda_2")
     count = sources if sources > 1 else 0
     each = [(1.0,) * count] if ratios is None else [tuple(ratio) for ratio in ratios]
     if not each or any(len(ratio) != count for ratio in each):
         raise InputError(
-            f"expected lists of {sources} numbers in module.ratios, one for each source, or null for a single one, got"
-            f" {ratios}"
+            f"expected lists of {sources} numbers, one for each source, or None for a single one, got ratios={ratios}",
+            "ratios",
         )
     check_distinct(lambda_1=lambda_1, lambda_2=lambda_2, ratios=each)
     unchanged = (1.0, 0.0, *each[0])

@@ -53,8 +53,9 @@ def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:
     """
     if len(wanted) < 2:
         raise InputError(
-            "module.predictions=embedding: expected batches of 2 images or more, because errors are divided by their"
-            f" variation, got {len(wanted)}: raise data.batch_size"
+            "predictions=embedding: expected batches of 2 images or more, because errors are divided by their"
+            f" variation, got {len(wanted)}: raise data.batch_size",
+            "predictions",
         )
     variation = (wanted - wanted.mean(0)).square().sum()
     return (embeddings - wanted).square().sum() / variation.clamp(min=1e-8)
@@ -215,7 +216,7 @@ class SelfExplaining(TrainingModule):
             self.sources.append(Features(self.teacher))
         self.needs_patch_scale = patch_scale is None and self.labels is not None
         if self.needs_patch_scale and not self.learns_vectors:
-            raise InputError("expected a number for module.patch_scale with labels of a class, got null")
+            raise InputError("expected a number with labels of a class, got patch_scale=None", "patch_scale")
         self.predict_loss: Any = EmbeddingError(self.target.embed_dim) if predictions == "embedding" else Ratios()
         self.explain_loss = Ratios(self.labels.ratios if self.learns_vectors else 1)
         self.accuracy = Mean()
@@ -233,10 +234,12 @@ class SelfExplaining(TrainingModule):
     def setup(self, stage: str) -> None:
         """Build the head for the datamodule's classes, unless the model was loaded with its head."""
         if stage == "fit" and self.alpha < 1 and self.labels is None:
-            wanted = f"module.labels and module.teacher, a file or base, for alpha={self.alpha}"
-            raise InputError(f"expected {wanted}, got none: train the prediction-only twin first, with alpha=1")
+            wanted = f"labels=, and teacher=, a file or base, for alpha={self.alpha}"
+            advice = "train the prediction-only twin first, with alpha=1"
+            raise InputError(f"expected {wanted}, got none: {advice}", "teacher", "labels", "alpha")
         if stage == "fit" and self.teacher is None and (held := self.predictions) != "labels":
-            raise InputError(f"expected module.teacher, a file or base, for module.predictions={held}, got none")
+            wanted = f"teacher=, a file or base, for predictions={held}"
+            raise InputError(f"expected {wanted}, got none", "teacher", "predictions")
         if not isinstance(self.target.head, FixedHead):
             data: Any = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
             self.target.head = self._head(data).to(self.device)
@@ -249,7 +252,8 @@ class SelfExplaining(TrainingModule):
             if match_classes(classes, self.target) != list(range(self.target.num_classes)):
                 raise InputError(
                     f"expected images of all classes of the head in its order, got {len(classes)} classes in another:"
-                    " give the images of its training, or module.projection"
+                    " give the images of its training, or projection=",
+                    "projection",
                 )
             return self._read_paths(fix_own_head(self.target, self.reading, self.patch_scale))
         self.target.classes = list(data.classes)
@@ -346,7 +350,7 @@ class SelfExplaining(TrainingModule):
         """The probabilities to predict, (B, K): 1 for the label, or the teacher's probabilities."""
         if self.predictions != "labels":
             return self.teacher.classify(rows["embedding"]).softmax(-1)
-        check_labels(rows["label"], self.target.num_classes, "module.projection for their classes")
+        check_labels(rows["label"], self.target.num_classes, "projection= for their classes", "projection")
         return F.one_hot(rows["label"], self.target.num_classes).float()
 
     @torch.no_grad()

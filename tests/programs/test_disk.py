@@ -12,6 +12,7 @@ from fork_server import PATIENCE
 from forks import forked
 from huggingface_hub.errors import LocalEntryNotFoundError
 from hydra.errors import InstantiationException
+from omegaconf import OmegaConf
 from safetensors import SafetensorError
 
 from explainers.running import program
@@ -29,8 +30,8 @@ from explainers.running import program
 )
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_what_the_disk_refuses_is_named_in_one_line(mistake, place, told, wrapped, tmp_path):
-    composed(*TVE_RUN, folder=tmp_path)
-    with pytest.raises(SystemExit) as ending, program.errors_in_one_line():
+    cfg = composed(*TVE_RUN, folder=tmp_path)
+    with pytest.raises(SystemExit) as ending, program.errors_in_one_line(cfg):
         if wrapped:
             raise InstantiationException("Error in call to target") from mistake
         raise mistake
@@ -44,7 +45,7 @@ def test_weights_that_cannot_be_downloaded_are_told_in_one_line():
     wrapped.__cause__ = LocalEntryNotFoundError("cannot find the requested files")
     with (
         pytest.raises(SystemExit, match="^error: expected weights .* no connection.*weights=FILE"),
-        program.errors_in_one_line(),
+        program.errors_in_one_line(OmegaConf.create()),
     ):
         raise wrapped
 

@@ -132,9 +132,9 @@ def test_to_resume_needs_a_checkpoint(tmp_path):
 
 
 def test_an_error_in_the_code_keeps_its_traceback(tmp_path):
-    composed(*TVE_RUN, folder=tmp_path)
+    cfg = composed(*TVE_RUN, folder=tmp_path)
     for mistake in (RuntimeError("shapes"), KeyError("embedding"), FileNotFoundError(errno.ENOENT, "none", "/x")):
-        with pytest.raises(type(mistake)), program.errors_in_one_line():
+        with pytest.raises(type(mistake)), program.errors_in_one_line(cfg):
             raise mistake
 
 
