@@ -1,13 +1,10 @@
 """Text is UTF-8 whatever the locale of the machine is: in the code, and in a program that runs without UTF-8."""
 
 import ast
-import locale
+import os
+import subprocess
+import sys
 from pathlib import Path
-
-import pytest
-
-from explainers.models.names import read_names
-from explainers.saved.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("explainers", "datamodules", "callbacks", "benchmarks")
@@ -33,13 +30,18 @@ def test_no_call_leaves_the_encoding_of_text_to_the_locale():
     assert not found
 
 
+PROGRAM = """
+from pathlib import Path
+from explainers.models.names import read_names
+from explainers.saved.files import write_atomically
+write_atomically(Path("names.txt"), "cat\\nM\\u00fcller\\u2019s owl\\n")
+print(ascii(read_names("names.txt")))
+"""
+
+
 def test_names_are_read_and_written_under_the_c_locale(tmp_path):
-    text, before = "cat\nM\u00fcller\u2019s owl\n", locale.setlocale(locale.LC_CTYPE)
-    locale.setlocale(locale.LC_CTYPE, "C")  # Python asks it for the encoding of each file that is opened
-    try:
-        with pytest.raises(UnicodeEncodeError):
-            (tmp_path / "other.txt").write_text(text)
-        write_atomically(tmp_path / "names.txt", text)
-        assert read_names(tmp_path / "names.txt") == ["cat", "M\u00fcller\u2019s owl"]
-    finally:
-        locale.setlocale(locale.LC_CTYPE, before)
+    here = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=os.environ | here, capture_output=True, text=True
+    )
+    assert (ran.stdout, ran.returncode) == ("['cat', 'M\\xfcller\\u2019s owl']\n", 0), ran.stderr
