@@ -17,12 +17,15 @@ REPEATED = "a choice may be listed several times"
 """Annotation of a sequence whose entries may repeat: `Annotated[Sequence[...], REPEATED]`."""
 
 
-class NamesSettings(Exception):  # noqa: N818 - for an error and a warning
-    """A message that names settings as arguments of Python, `image_size=448`; a front door has names of its own.
+class InputError(ValueError):
+    """Bad input. The message is one line that says what was expected, what came, and what to do.
+
+    The entry points print this message without a traceback. They print every other exception, which is a bug of this
+    project or of a library, with its traceback.
 
     Args:
-        text: the message, in one line.
-        settings: the settings in it, the one to change first.
+        text: the message. It names settings as arguments of Python, `image_size=448`.
+        settings: the settings in it, the one to change first, which each front door writes in its own way.
 
     >>> error = InputError("images of 30 pixels: take image_size=(32, 48)", "image_size")
     >>> error.setting
@@ -33,39 +36,20 @@ class NamesSettings(Exception):  # noqa: N818 - for an error and a warning
 
     def __init__(self, text: str, *settings: str) -> None:
         super().__init__(text, *settings)
+        self.settings = settings
+        self.setting = settings[0] if settings else ""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """The settings that the message names."""
-        return self.args[1:]
-
-    @property
-    def setting(self) -> str:
-        """The setting to change; empty for an error of something else."""
-        return self.settings[0] if self.settings else ""
-
     def spell(self, write: Callable[[str, str], str]) -> str:
-        """The message with each setting as `write` gives it from its name and value: empty, or as in `=(32, 48)`."""
+        """Write each setting as `write` does, given its name, and its value if that is in brackets: `32, 48`."""
         text = str(self)
         for name in self.settings:
-            found = rf"(?<![\w.-]){re.escape(name)}(?=[=:])(?:=\(([^)]*)\))?"
-            text = re.sub(found, lambda match, name=name: write(name, match[1]), text)
+            # A value in brackets is handed over, because front doors write several numbers in their own ways
+            found = re.compile(rf"(?<![\w.-]){name}(?==)(?:=\(([^)]*)\))?|(?:^|(?<=: )){name}(?=: )")
+            text = found.sub(lambda match, name=name: write(name, match[1] or ""), text)  # type: ignore[misc]
         return text
-
-
-class InputError(NamesSettings, ValueError):
-    """Bad input. The message is one line that says what was expected, what came, and what to do.
-
-    The entry points print this message without a traceback. They print every other exception, which is a bug of this
-    project or of a library, with its traceback.
-    """
-
-
-class InputWarning(NamesSettings, UserWarning):
-    """What is strange in the input, or left out of it, where it names a setting."""
 
 
 class UnsupportedModel(InputError):

@@ -124,7 +124,7 @@ EXTRAS = {
 
 WITH_EXTRAS = (
     *("evaluation", "running", "vectors", "report", "app.page", "app.evaluating", "share.adapters"),
-    *("shapley.surrogate", "training.classifier", "training.explainer_training", "training.training_module"),
+    *("shapley.surrogate", "training.classifier", "training.training_module"),
 )
 """Rooms and modules of the library that need them, without `report.overlays`."""
 
@@ -139,7 +139,7 @@ def test_what_the_core_imports_is_declared():
     config.read(ROOT / "setup.cfg")
     declared = set(re.findall(r"^([\w-]+)", config["options"]["install_requires"], re.MULTILINE))
     without = tuple(f"explainers/{name.replace('.', '/')}" for name in WITH_EXTRAS)
-    drawing = ("explainers/report/overlays", "explainers/report/side_by_side", "explainers/report/titles")
+    drawing = ("explainers/report/overlays", "explainers/report/side_by_side")
     needed = set()
     for path in LIBRARY:
         if path.as_posix().startswith(drawing) or not path.as_posix().startswith(without):

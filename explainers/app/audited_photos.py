@@ -18,16 +18,15 @@ from torch.nn import functional as F
 from explainers.app.photos import Photo, decode_seen, list_photos
 from explainers.app.session import Session
 from explainers.auditing.store import Source, Stamp, stamp
-from explainers.errors import InputError, InputWarning
+from explainers.errors import InputError
 from explainers.images.bands import PixelFormat, see_pixels
 from explainers.images.decoding import CorruptImage
-from explainers.images.listing import NAMED, several
+from explainers.images.listing import name_some, several
 from explainers.images.masks import MaskValue, find_ranges, read_mask
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.names import class_index, class_names, find_image_classes, match_classes
 from explainers.runtime.progress import progress
-from explainers.saved.files import printable
 
 Labels = str | Path | Sequence[int | str] | Mapping[str, int | str] | None
 """Classes of images: "folder", those that they are in; one for each in the order of their names; name → class; a file
@@ -163,13 +162,13 @@ def find_labels(labels: Labels, photos: Sequence[Photo], target: TargetModel) ->
             raise InputError(f"labels: {photos[number].name} has two classes, {two}", "labels")
     bare = [photo.name for number, photo in enumerate(photos) if number not in found]
     others = [str(name) for name, _ in pairs if name not in matched]
-    said = [f"{len(bare)} of {len(photos)} images have no label ({_name_some(bare)})"] * bool(bare)
-    said += [f"{len(others)} of {len(pairs)} names are no image ({_name_some(others)})"] * bool(others)
+    said = [f"{len(bare)} of {len(photos)} images have no label ({name_some(bare)})"] * bool(bare)
+    said += [f"{len(others)} of {len(pairs)} names are no image ({name_some(others)})"] * bool(others)
     if not found:
         advice = f"give the names of the images, such as {photos[0].name}"
         raise InputError(f"labels: {'; '.join(said)}: {advice}", "labels")
     if said:
-        warnings.warn(InputWarning(f"labels: {'; '.join(said)}", "labels"), stacklevel=2)
+        warnings.warn(f"labels: {'; '.join(said)}", stacklevel=2)
     return torch.tensor([found.get(number, -1) for number in range(len(photos))])
 
 
@@ -206,16 +205,12 @@ def match_names(given: Sequence[str | Path], photos: Sequence[Photo]) -> dict[st
         end = "/".join(part for part in PurePath(str(name).strip().lower()).parts if part not in ("/", ".."))
         numbers = [number for whole, number in ends.get(end.rpartition("/")[2], ()) if whole.endswith(f"/{end}")]
         if len(numbers) > 1 and str(name) not in exact:
-            shared = _name_some([photos[number].name for number in numbers])
+            shared = name_some([photos[number].name for number in numbers])
             several = f"{name} is the name of {len(numbers)} images ({shared})"
             raise InputError(f"labels: {several}: add their folders", "labels")
         if numbers:
             matched[name] = exact.get(str(name), numbers[0])
     return matched
-
-
-def _name_some(names: Sequence[str]) -> str:
-    return ", ".join([*map(printable, names[:NAMED]), *["..."] * (len(names) > NAMED)])
 
 
 def _find_folder_labels(photos: Sequence[Photo], target: TargetModel) -> Tensor:
@@ -231,11 +226,10 @@ def _find_folder_labels(photos: Sequence[Photo], target: TargetModel) -> Tensor:
     if "" in folders:
         count = folders.count("")
         beside = f"{count} image{'s' * (count > 1)} beside the folders"
-        warnings.warn(InputWarning(f"labels=folder: no labels of {beside} of classes", "labels"), stacklevel=2)
+        warnings.warn(f"labels=folder: no labels of {beside} of classes", stacklevel=2)
     if len(names) == 1:
         said = f"all images are of one class, {names[0]}: what only this class has cannot be told from what all have"
-        said = f"labels=folder: {said}; add folders of other classes"
-        warnings.warn(InputWarning(said, "labels"), stacklevel=2)
+        warnings.warn(f"labels=folder: {said}; add folders of other classes", stacklevel=2)
     return torch.tensor([indices[folder] for folder in folders])
 
 

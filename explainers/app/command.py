@@ -22,7 +22,7 @@ from explainers.app.argument_types import (
     parse_size,
     parse_white,
 )
-from explainers.errors import InputError, NamesSettings
+from explainers.errors import InputError
 from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
@@ -126,7 +126,7 @@ def print_error(message: Exception | str) -> None:
 
     Characters that could steer the terminal are left out.
     """
-    line = " ".join((message.spell(name_option) if isinstance(message, NamesSettings) else str(message)).splitlines())
+    line = " ".join((message.spell(name_option) if isinstance(message, InputError) else str(message)).splitlines())
     print(f"explainers: {printable(line)}", file=sys.stderr, flush=True)
 
 

@@ -14,20 +14,14 @@ from explainers.app.command import print_error
 from explainers.app.comparing import Comparison, Embedded, compare_with, embed_image, mean_embedding, stream_nearest
 from explainers.app.explanation import Explanation, picture_name
 from explainers.app.manifest import describe_explanation, write_heatmap, write_manifest
-from explainers.app.options import (
-    announce_passes,
-    choose_device,
-    find_classes,
-    model_and_methods,
-    name_methods,
-    start_sessions,
-)
+from explainers.app.options import announce_passes, choose_device, find_classes, model_and_methods, start_sessions
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.images.bands import ARRAYS
 from explainers.images.listing import endings, list_images, several
 from explainers.masking import read_size
+from explainers.posthoc.names import label_methods
 from explainers.runtime.progress import show_passes
 from explainers.saved.files import printable
 
@@ -43,7 +37,7 @@ def explain(options: Namespace) -> int:
         1 if an image that was named, or every image, could not be explained, else 0.
     """
     wanted = options.texts or options.classes or [options.similar_to and f"like {Path(options.similar_to).stem}"]
-    names = find_images(options.images, len(wanted) * len(name_methods(options)), options.output)
+    names = find_images(options.images, len(wanted) * len(label_methods(options.method)), options.output)
     images = list(names)
     sessions = start_sessions(options)
     pictures = plan_pictures(names, [session.method for session in sessions], wanted, options.output)
@@ -186,7 +180,7 @@ def command_to_serve(options: Namespace) -> str:
     chosen = {
         name: getattr(options, name) for name in ("model", "weights", "head", "class_names", "score", "explainer")
     }
-    method = next(iter(name_methods(options)))
+    method = next(iter(label_methods(options.method)))
     chosen["method"] = None if method == "auto" else method
     if options.image_size:
         chosen["image_size"] = "x".join(map(str, read_size(options.image_size)))

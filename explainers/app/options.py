@@ -60,7 +60,7 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
             )
         explainer = load(options.explainer)
         return _name_classes(explainer.target, options), None, [explainer]
-    named = name_methods(options)
+    named = label_methods(options.method)
     methods: list[Method] = [{name: chosen} if chosen else name for name, chosen in named.values()]
     methods = [Path(options.explainer)] if options.explainer else methods
     purpose = "--similar-to" if options.similar_to else options.run
@@ -71,11 +71,6 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
         return model, options.weights, methods
     target = TargetModel(timm_model(model, options.weights), options.head, options.score).eval()
     return as_target(_name_classes(target, options), image_size=options.image_size), None, methods
-
-
-def name_methods(options: Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The methods that the options name, see `label_methods`."""
-    return label_methods(options.method)
 
 
 def _name_classes(target: TargetModel, options: Namespace) -> TargetModel:

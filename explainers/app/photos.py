@@ -165,7 +165,7 @@ def decode_seen(
                 broken.append((Path(photo.name), error))
             return None
         if isinstance(error, CorruptImage):
-            raise CorruptImage(f"{error}: give another file") from error
+            raise CorruptImage(f"{error}: give another file", *error.settings) from error
         raise
     return see_pixels(image, transform)
 

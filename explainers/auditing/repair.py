@@ -207,11 +207,8 @@ def check_groups(groups: Sequence[int], count: int) -> None:
     known = listed and all(fits(group, int) and 0 <= group < count for group in groups)
     if not known or not groups or len(set(groups)) < len(groups):
         given = (", ".join(map(repr, groups)) or "none") if listed else f"{groups!r}, which is no list"
-        raise InputError(
-            f"without: expected different numbers of groups from 0 to {count - 1}, got {given}: take those that the"
-            " audit prints",
-            "without",
-        )
+        wanted = f"different numbers of groups from 0 to {count - 1}"
+        raise InputError(f"without: expected {wanted}, got {given}: take those that the audit prints", "without")
 
 
 def choose_strength(curve: Sequence[Price]) -> float:

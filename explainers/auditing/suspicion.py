@@ -59,7 +59,9 @@ def suspect(group: Group, name: str, difference: Effect | None, usual: Usual) ->
     if aside >= TOLD["aside"]:
         reasons.append(_tell_place(group, usual))
     if group.hidden and group.random and difference and is_causal(difference):
-        costs = [f"{effect.mean:.1f} ± {effect.error:.1f}".replace("-", "−") for effect in (group.hidden, group.random)]
+        costs = [
+            f"{effect.mean:z.1f} ± {effect.error:.1f}".replace("-", "−") for effect in (group.hidden, group.random)
+        ]
         reasons.append(f"hiding it costs {costs[0]} log-odds, as many random patches {costs[1]}")
     return causal * max(aside, betrays), tuple(reasons)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
-from explainers.errors import InputError, InputWarning
+from explainers.errors import InputError
 
 DECODING_ERRORS = (
     *(OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, RuntimeError, struct.error),
@@ -90,8 +90,7 @@ def scale_to_16_bits(pixels: np.ndarray, white: White) -> np.ndarray:
     black, top = white if isinstance(white, tuple | list) else (0, white)
     beyond = np.count_nonzero((pixels < black) | (pixels > top)) / pixels.size
     if beyond:
-        said = f"{beyond:.1%} of the pixels are beyond white={white}, and are clipped to it"
-        warnings.warn(InputWarning(said, "white"), stacklevel=2)
+        warnings.warn(f"{beyond:.1%} of the pixels are beyond white={white}, and are clipped to it", stacklevel=2)
     scaled = (pixels.clip(black, top).astype(np.float64) - black) / (top - black)
     return np.round(65535 * scaled).astype(np.uint16)
 
@@ -228,7 +227,7 @@ def _as_upright_rgb(name: str | Path, image: Image.Image, upright: bool = True, 
     try:
         return convert_to_rgb(image, white)
     except DECODING_ERRORS as error:  # also InputError
-        raise CorruptImage(f"{name}: {error}") from error
+        raise CorruptImage(f"{name}: {error}", *getattr(error, "settings", ())) from error
 
 
 def turn_upright(image: Image.Image) -> None:

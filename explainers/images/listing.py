@@ -58,8 +58,12 @@ def several(paths: Sequence[Path]) -> str:
     >>> several([Path("a/b.txt")]), several([Path("c.mov")] * 5)
     ('1 file (b.txt)', '5 files (c.mov, c.mov, c.mov, ...)')
     """
-    names = ", ".join([printable(path.name) for path in paths[:NAMED]] + ["..."] * (len(paths) > NAMED))
-    return f"{len(paths)} file{'s' * (len(paths) > 1)} ({names})"
+    return f"{len(paths)} file{'s' * (len(paths) > 1)} ({name_some([path.name for path in paths])})"
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first names."""
+    return ", ".join([*map(printable, names[:NAMED]), *["..."] * (len(names) > NAMED)])
 
 
 def list_files(root: Path) -> tuple[list[Path], list[Path], list[Path]]:

@@ -34,7 +34,7 @@ from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_finite, check_identity
 
 LIMITS = ("_min", "_max")
-"""Ends of names of what is infinite in Gemma 4 where it does not clip."""
+"""Ends of the names of clipping limits of Gemma 4, which are infinite in layers that do not clip."""
 
 
 def find_statistics(model: nn.Module) -> tuple[list[float], list[float]]:
@@ -200,11 +200,8 @@ class TargetModel(nn.Module):
                 said = f"no patches divide images of {height} × {width} pixels: they become {covered[0]} × {covered[1]}"
                 warnings.warn(f"{self.name}: {said}", stacklevel=2)
                 return PatchGrid(covered, patch)
-            raise InputError(
-                f"expected a model whose images consist of patches of {patch} pixels, got images of {height} ×"
-                f" {width}: take image_size={covered}",
-                "image_size",
-            )
+            wanted = f"a model whose images consist of patches of {patch} pixels, got images of {height} × {width}"
+            raise InputError(f"expected {wanted}: take image_size={covered}", "image_size")
         return PatchGrid(covered, patch)
 
     @property

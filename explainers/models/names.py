@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 
 import timm.data
 
-from explainers.errors import InputError, InputWarning
+from explainers.errors import InputError
 from explainers.saved.files import printable
 
 
@@ -66,8 +66,7 @@ def match_classes(names: Sequence[str], target: Any) -> list[int]:
     numbered = set(names) == {str(number) for number in range(count)}
     order = "a folder's number is taken as its logit" if numbered else f"the order is taken as {shown[1]}"
     unknown = f"the classes of {target.name} are unknown, because its head has no names"
-    advice = "if it was trained in another, give a head with names by head="
-    warnings.warn(InputWarning(f"{unknown}: {order}; {advice}", "head"), stacklevel=2)
+    warnings.warn(f"{unknown}: {order}; if it was trained in another, give a head with names", stacklevel=2)
     return [int(name) for name in names] if numbered else list(range(count))
 
 

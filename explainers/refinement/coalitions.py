@@ -121,10 +121,8 @@ def check_pairs(**numbers: int) -> None:
     check_positive(**numbers)
     for name, number in numbers.items():
         if number % 2:
-            raise InputError(
-                f"expected an even number of passes, two for each pair of masked images, got {name}={number}: take"
-                f" {number + 1}"
-            )
+            got = f"{name}={number}: take {number + 1}"
+            raise InputError(f"expected an even number of passes, two for each pair of masked images, got {got}", name)
 
 
 def find_round(pair: int) -> tuple[int, int]:

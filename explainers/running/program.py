@@ -237,11 +237,6 @@ def explain_command_error(error: Exception, configs: Path) -> str:
         key, _, value = str(error.override).partition("=")
         advice = f"quote the value, as in {quote_value(key, value)}" if value else "write key=value"
         return f"cannot read {error.override!r}: {text.partition(' See https')[0]}: {advice}"
-    ambiguous = re.match(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.", text)
-    if ambiguous:
-        key, value = ambiguous.groups()
-        listed = shlex.quote(f"{key}=[{value}]")
-        return f"several values for {key}: quote the value, as in {quote_value(key, value)}, or give a list: {listed}"
     return text
 
 

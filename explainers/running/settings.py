@@ -18,7 +18,7 @@ from explainers.saved.files import is_first_process
 from explainers.saved.records import leaves
 
 SHARED_KEYS = ("blocks", "direct", "evaluation", "grid")
-"""Keys at the top of a config that one group sets for others, which may not read them."""
+"""Keys at the top of a config. One group sets them and others read them, or none does."""
 
 TASK_KEYS = ("data", "target", "explainers")
 """Keys of a task in eval.py."""

@@ -63,7 +63,7 @@ def _drop_compiled(name: str) -> str:
 
 
 def _numbers(value: Any) -> Tensor:
-    """A weight as a plain tensor; the bytes of what is none, such as the packed weights of a quantised layer."""
+    """A weight as a plain tensor, or the bytes of another object, such as the packed weights of a quantised layer."""
     if isinstance(value, Tensor) and not value.is_quantized and not is_traceable_wrapper_subclass(value):
         return value
     file = io.BytesIO()

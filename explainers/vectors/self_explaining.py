@@ -54,7 +54,7 @@ def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:
     if len(wanted) < 2:
         raise InputError(
             "predictions=embedding: expected batches of 2 images or more, because errors are divided by their"
-            f" variation, got {len(wanted)}: raise data.batch_size",
+            f" variation, got {len(wanted)}: take larger batches",
             "predictions",
         )
     variation = (wanted - wanted.mean(0)).square().sum()
@@ -147,9 +147,9 @@ class SelfExplaining(TrainingModule):
             twin, or `base` for the base model itself; `None` to learn predictions alone.
         weights: file of a trained model (see `export`) to continue from; its head replaces `projection`.
         last_blocks: number of the last blocks of the backbone, a transformer, that learn; `None` for all of it.
-        path_blocks: number of the last blocks of a transformer, at most all, whose paths are read beside the tokens of
-            patches, see `FixedHead.read_paths`; the tokens then learn what these paths lack. Like `reading`, it is that
-            of `weights` where `reading` is `saved`.
+        path_blocks: number of the last blocks of a transformer, at most all, whose paths the head reads beside the
+            tokens of patches, see `FixedHead.read_paths`; the tokens then learn what these paths lack. If `reading` is
+            `saved`, the file of `weights` decides.
         temperature: t of the score that `forward` explains, see `score_functionals`; `None` for the logit.
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.

@@ -107,10 +107,10 @@ def test_folders_are_classes_by_name_by_wnid_or_in_order(folder, target, monkeyp
     assert find_labels("folder", photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
     monkeypatch.setattr(target, "classes", ["Dogs", "Cats"])
     assert find_labels("folder", photos, target).tolist() == [1] * IMAGES + [0] * IMAGES
-    with pytest.warns(UserWarning, match=r"^labels= 23 of 24 images have no label \(cats/01.png, .*, ...\)$"):
+    with pytest.warns(UserWarning, match=r"^labels: 23 of 24 images have no label \(cats/01.png, .*, ...\)$"):
         assert find_labels({"cats/00.png": "cats"}, photos, target).tolist() == [1] + [-1] * (2 * IMAGES - 1)
     monkeypatch.setattr(target, "classes", ["n02127052", "Dogs"])  # a lynx
-    with pytest.raises(InputError, match=r'^labels="folder": expected images of the head\'s 2 classes .*cats, dogs'):
+    with pytest.raises(InputError, match=r"^labels=folder: expected images of the head\'s 2 classes .*cats, dogs"):
         find_labels("folder", photos, target)
     monkeypatch.setattr(target, "classes", [])
     with pytest.warns(UserWarning, match="the order is taken as cats, dogs"):
@@ -161,18 +161,18 @@ def test_labels_find_their_images(folder, target, make, tmp_path):
     [
         (
             {"x.png": 0},
-            r"^labels= 24 of 24 images have no label \(cats/00.png, .*\); 1 of 1 names are no image \(x.png\): ",
+            r"^labels: 24 of 24 images have no label \(cats/00.png, .*\); 1 of 1 names are no image \(x.png\): ",
         ),
-        ({"00.png": 0}, r"^labels= 00.png is the name of 2 images \(cats/00.png, dogs/00.png\): add their folders"),
-        ({"cats/00": 0, "cats/00.png": 1}, "^labels= cats/00.png has two classes, cats and dogs"),
-        ({"cats/00.png": "cat"}, "^expected labels among the 2 classes of the model, got cat: did you mean cats"),
-        ({"cats/00.png": "7"}, "^expected labels from 0 to 1"),
+        ({"00.png": 0}, r"^labels: 00.png is the name of 2 images \(cats/00.png, dogs/00.png\): add their folders"),
+        ({"cats/00": 0, "cats/00.png": 1}, "^labels: cats/00.png has two classes, cats and dogs"),
+        ({"cats/00.png": "cat"}, "^labels=cat: expected one of the model's 2 classes: did you mean cats"),
+        ({"cats/00.png": "7"}, "^labels=7: expected 0 to 1"),
         (
             "absent.csv",
-            "^labels='absent.csv': expected \"folder\", or a file .json, or .csv of two columns: the name and",
+            "^labels=absent.csv: expected folder, or a file .json, or .csv of two columns: the name and",
         ),
-        ("a,b,c", "^labels='.*a.csv': expected .* of two columns: the name and"),
-        ("", "^labels= 24 of 24 images have no label"),
+        ("a,b,c", "^labels=.*a.csv: expected .* of two columns: the name and"),
+        ("", "^labels: 24 of 24 images have no label"),
     ],
 )
 def test_labels_that_match_no_image_or_several_are_refused(folder, target, labels, message, tmp_path):
@@ -183,7 +183,7 @@ def test_labels_that_match_no_image_or_several_are_refused(folder, target, label
 
 
 def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
-    with pytest.raises(InputError, match=r'^labels="folder": expected a folder for each class, got 12 images'):
+    with pytest.raises(InputError, match=r"^labels=folder: expected a folder for each class, got 12 images"):
         find_labels("folder", list_folder(folder / "cats"), target)
     write_images(tmp_path / "cats", 0, count=2)
     Image.new("RGB", (32, 32)).save(tmp_path / "beside.png")
@@ -201,9 +201,9 @@ def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
         ({"passes": 0}, "^expected passes above 0, got passes=0$"),
         ({"groups": "x"}, "^expected groups as an integer, got groups='x'$"),
         ({"groups": 10_000}, "^expected groups of at most .* got groups=10000"),
-        ({"labels": ["cats"]}, "^labels= needs one class, or one for each of 24 images, got 1"),
-        ({"labels": ["cat"] * 24}, "^expected labels among the 2 classes of the model, got cat: did you mean cats"),
-        ({"labels": "folders"}, "^labels='folders': expected \"folder\""),
+        ({"labels": ["cats"]}, "^labels: expected one class, or one for each of 24 images, got 1"),
+        ({"labels": ["cat"] * 24}, "^labels=cat: expected one of the model's 2 classes: did you mean cats"),
+        ({"labels": "folders"}, "^labels=folders: expected folder"),
         ({"texts": ["grass"]}, "expected an image tower of CLIP or SigLIP"),
         ({"masks": "nowhere"}, "got 'nowhere': there is no such file"),
         ({"output": __file__}, "^output: expected a folder, got the file .*test_audits.py: give another one$"),

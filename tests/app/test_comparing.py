@@ -108,7 +108,7 @@ def test_the_nearest_images_of_a_folder_but_not_the_image_itself(target, anyhead
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"other": PIXELS}, "^expected one image in other, got several: give one after the other$"),
+        ({"other": PIXELS}, "^other: expected one image, got several: give one after the other$"),
         ({"method": "RISE"}, "^expected an explainer that is linear in what it explains, got RISE: take AnyHead"),
     ],
 )

@@ -183,7 +183,7 @@ def test_the_default_methods_are_those_that_explain_the_model(capsys):
             r"^expected heatmaps of .* saved, got \[2, 7, 7\]: ",
         ),
         ({"explainers": [lambda images, classes: None]}, "^expected heatmaps of one size from <lambda>, .* NoneType$"),
-        ({"classes": [1]}, "^classes= needs one class, or one for each of 2 images, got 1"),
+        ({"classes": [1]}, "^classes: expected one class, or one for each of 2 images, got 1"),
         ({"batch_size": 0}, "^expected batch_size above 0"),
         ({"removal": "blur"}, "^expected removal "),
     ],

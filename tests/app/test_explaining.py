@@ -292,8 +292,8 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"classes": "class 9"}, "^expected classes among the 5 classes of the model, got class 9: did you mean class"),
-        ({"classes": [0, 1]}, r"^classes= needs one class, or one for each of 1 images, got 2: .*explanation.of\("),
+        ({"classes": "class 9"}, "^classes=class 9: expected one of the model's 5 classes: did you mean class"),
+        ({"classes": [0, 1]}, r"^classes: expected one class, or one for each of 1 images, got 2: .*explanation.of\("),
         ({"top": 0}, "^expected top above 0, got top=0$"),
         ({"method": "GAEE"}, "^expected a method of explainers.posthoc, got GAEE: did you mean GAE"),
         ({"method": {"RISE": {"masks": [3, 4]}}}, "^expected one method, got 2: give one value for each option$"),
@@ -305,7 +305,7 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
         ({"model": "vit_tinny"}, "got vit_tinny: did you mean "),
         ({"classes": 1, "against": 1}, "^against='.*': expected another class than the explained one"),
         ({"against": [0, 1, 2, 3, 4]}, "^against= names all 5 classes"),
-        ({"classes": 1, "against": "no such"}, "^expected against among the 5"),
+        ({"classes": 1, "against": "no such"}, "^against=no such: expected one of the model's 5 classes"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(given, message, target):
@@ -328,7 +328,7 @@ def test_classes_are_named_as_they_come_out_of_a_loader(target, classes):
 @pytest.mark.situation(33)
 @pytest.mark.parametrize("wrong", [-1, np.int64(-1), torch.tensor(5), True, torch.tensor([1, 2]), 1.0])
 def test_what_is_no_class_is_refused(target, wrong):
-    with pytest.raises(InputError, match="^expected classes (from 0 to 4|as names or indices)"):
+    with pytest.raises(InputError, match="^classes=.*: expected (0 to 4|names or indices)"):
         find_image_classes([wrong], target.num_classes * ["class"], 1)
 
 
@@ -343,7 +343,7 @@ def test_the_session_knows_the_names_of_the_classes(target):
     own = Session(target, "Chance")
     assert own.names == class_names(target) and own.names[:2] == ["tabby", "polar bear"]
     assert [own.class_index(each) for each in ("Tabby", "polar_bear", "polar bear", 3)] == [0, 1, 1, 3]
-    with pytest.raises(InputError, match="got crane: did you mean crane: "):
+    with pytest.raises(InputError, match="classes=crane: expected one of the model's 5 classes: did you mean crane: "):
         own.class_index("crane")
 
 

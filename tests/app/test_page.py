@@ -257,7 +257,7 @@ def test_a_model_without_classes_has_texts_alone():
     shown = show(session)
     assert describe_image(shown)["classes"] == [] and session.method == "DirectPaths"
     assert VIEW["heatmap"](shown, session.method, "a cat")["class"][0] == "a cat"
-    for index, message in ((0, "^expected classes from 0 to -1"), (" ", "^expected texts that are not empty")):
+    for index, message in ((0, "^classes=0: expected 0 to -1"), (" ", "^expected texts that are not empty")):
         with pytest.raises(InputError, match=message):
             VIEW["heatmap"](shown, session.method, index)
 
@@ -337,8 +337,8 @@ def test_what_is_no_image_is_told_in_one_line(session, upload, message):
 
 
 BAD = [
-    ("heatmap", {"method": "GAE", "index": "a cat"}, "expected classes among the 5 classes of the model, got a cat: "),
-    ("heatmap", {"method": "GAE", "index": 5}, "expected classes from 0 to 4, or names of classes, got 5"),
+    ("heatmap", {"method": "GAE", "index": "a cat"}, "classes=a cat: expected one of the model's 5 classes: "),
+    ("heatmap", {"method": "GAE", "index": 5}, "classes=5: expected 0 to 4, or names of classes"),
     ("curves", {"methods": ["GAE"], "index": 0, "side": "some"}, "expected side most or least, got some"),
     ("curves", {"methods": ["GAE"] * 5, "index": 0, "side": "most"}, "expected methods from 0 to 4, got methods=5"),
     ("heatmap", {"method": "GAE", "index": 1, "against": [1]}, "against='class 1': expected another class than the"),

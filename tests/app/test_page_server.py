@@ -215,7 +215,7 @@ def test_malformed_questions_are_refused_in_one_line(page):
             assert reply.status_code == 400 and re.fullmatch('{"detail":"expected .*, got .*"}', reply.text), question
     assert post(page, "heatmap", {}, component_id=10**6).text == "expected a question of this page: load it again"
     for bad in ({"index": "\ud800"}, {"index": 10**30}, {"method": "\ud800"}, {"key": "\ud800"}):
-        assert post(page, "heatmap", {"key": key} | OF_HEATMAP | bad).json()["error"].startswith("expected ")
+        assert post(page, "heatmap", {"key": key} | OF_HEATMAP | bad).json()["error"].count("expected ") == 1
 
 
 def test_an_upload_is_not_written_to_the_disk(page, tmp_path_factory):

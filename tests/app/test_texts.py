@@ -113,7 +113,7 @@ def test_the_head_of_the_caller_stays_where_it_was(target, head):
     [
         ({"text": ""}, "^expected texts that are not empty, such as 'a photo of a cat', got ''$"),
         ({"against": "a cat"}, "^against= needs other texts to compare each text with, got the same text alone$"),
-        ({"text": None, "against": "a dog", "text_head": None}, "^expected against among the "),
+        ({"text": None, "against": "a dog", "text_head": None}, "^against=a dog: expected one of the "),
         ({"classes": 1}, "^classes= and text= exclude each other: leave out one of them$"),
         ({"method": "RISE"}, "^expected an explainer of any functional .* got RISE, .* take AnyHead, or a method"),
         ({"text_head": None}, "^expected an image tower of CLIP or SigLIP for texts, got vit_tiny_patch16_224: "),
@@ -131,5 +131,5 @@ def test_further_texts_are_checked_too(target, head):
     explanation = explainers.explain(IMAGE, target, method="GAE", text="a cat", text_head=head)
     with pytest.raises(InputError, match="^expected texts that are not empty"):
         explanation.of(" ")
-    with pytest.raises(InputError, match="^expected classes from 0 to 0, or names of classes, got 1$"):
+    with pytest.raises(InputError, match="^classes=1: expected 0 to 0, or names of classes$"):
         explanation.of(1)

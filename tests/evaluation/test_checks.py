@@ -141,7 +141,7 @@ def test_the_accuracy_of_an_explainer_is_that_on_labelled_images(target, grid, d
 def test_a_label_that_is_no_class_cannot_be_explained(target, grid, digits, label):
     module = Evaluation(grid, levels=3, classes="label")(target, {"chance": Chance(None, grid)})
     message = f"^expected labels from 0 to 9, got {min(label, 3)} to {max(label, 3)}, where -1 is an image without a"
-    with pytest.raises(InputError, match=f"{message} label: take labelled images, or evaluation.classes=predicted$"):
+    with pytest.raises(InputError, match=f"{message} label: take labelled images, or classes=predicted$"):
         measure(module, relabelled(digits, [3, 3, label] * 2 + [3]))
 
 

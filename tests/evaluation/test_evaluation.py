@@ -102,7 +102,7 @@ def test_results_are_those_computed_by_hand(target, grid, digits, classes, remov
 
 
 def test_settings_that_do_not_fit_are_refused_before_anything_is_measured(target, make_target, grid):
-    message = "reference to be one of the explainers chance, oracle, got orakel: .* none .evaluation.reference=null.$"
+    message = "reference to be one of the explainers chance, oracle, got orakel: .* none .reference=None.$"
     with pytest.raises(InputError, match=message):
         Evaluation(grid, reference="orakel")(target, both(target, grid))
     with pytest.raises(InputError, match="expected a ViT .*got test_resnet.*removal=zero or removal=black"):

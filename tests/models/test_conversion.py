@@ -163,7 +163,8 @@ def test_classes_have_the_names_of_the_model():
     assert as_target(model, classes=["tabby", "beagle"]).classes == ["tabby", "beagle"]
     assert converted("transformers ViT")[1].classes == []  # LABEL_0 is no name
     with pytest.raises(
-        InputError, match="^expected a list of names of the model's 2 classes, got 1 .'tabby' to 'tabby'.: give one for"
+        InputError,
+        match="^class_names: expected a list of names of .* 2 classes, got 1 .'tabby' to 'tabby'.: give one for",
     ):
         as_target(model, classes=["tabby"])
 
@@ -246,7 +247,7 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
         (
             "vit",
             {"image_size": 40},
-            "expected image_size=32, as this VisionTransformer takes, got another: drop image_size",
+            "expected image_size=32, as this VisionTransformer takes, got another: leave it out",
         ),
         ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30 × 30: expected"),
         (

@@ -33,7 +33,7 @@ COMMANDS = {
     ("eval", "explainers.tve.weights=file"): "no setting explainers.tve: add tve to explainers=[...], which has chance",
     ("eval", "trainer.max_epochs=3"): "no setting trainer.max_epochs in the config of this program: train.py has it",
     ("train", "weights=epoch=3.pth"): """: quote the value, as in 'weights="epoch=3.pth"'""",
-    ("train", "data.root=my, 2"): """quote the value, as in 'data.root="my, 2"', or give a list: 'data.root=[my, 2]'""",
+    ("train", "data.root=my, 2"): "Ambiguous value for argument 'data.root=my, 2' 1. To use it as a list",
     ("eval", "tasks=[imagenete]"): "no tasks named imagenete: did you mean imagenet",
 }
 
@@ -66,7 +66,7 @@ RUNS = {
     (
         "train",
         "target=vit_so400m_patch14_siglip_384",
-    ): "got images of 384 × 384: take image_size=(378, 378), or ++target.model.img_size=[378, 378]",
+    ): "got images of 384 × 384: take ++target.model.img_size=[378,378]",
     ("train", "++target.model.widht=1"): "got an unexpected keyword argument 'widht'",
     ("train", "data.size.val=1 trainer.devices=2"): "expected one val image or more for each of 2 processes, got 1",
     ("eval", "evaluation.classes=predictd"): "expected classes predicted or label, got predictd",

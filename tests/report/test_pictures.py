@@ -132,7 +132,7 @@ def test_chosen_classes_are_explained_for_every_image_and_drawn_side_by_side(tmp
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        (["zebre"], "among the 3 classes of the model, got zebre: did you mean zebra\\?$"),
+        (["zebre"], "classes=zebre: expected one of the model's 3 classes: did you mean zebra\\?$"),
         (["zebra", 1], "pictures.classes.*zebra"),
         ([], "as one or more classes, got none$"),
     ],

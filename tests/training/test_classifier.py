@@ -86,7 +86,7 @@ def test_a_head_fit_on_stored_embeddings_is_the_one_fit_on_images(make_target):
 
 @pytest.mark.parametrize("changing", [{"tune": "all"}, {"min_crop": 0.5}], ids=str)
 def test_embeddings_that_change_cannot_be_stored(make_target, changing):
-    with pytest.raises(InputError, match="tune=head and .*min_crop=null to cache embeddings, got .*set cache=none"):
+    with pytest.raises(InputError, match="tune=head and min_crop=None to cache embeddings, got .*set cache=none"):
         _ = Classifier(make_target(), 2, SGD, **changing).sources
 
 
@@ -127,7 +127,7 @@ def test_the_head_has_the_classes_of_the_images(make_target, tmp_path, tune):
         (1, [0, 0], [], "got 1: add images of another class, or correct module.num_classes"),
         (None, [-1, -1], [], "a data set that names none: take labelled images"),
         (3, [-1, -1], [], "labels from 0 to 2, got -1 to -1, where -1 is an image without a label"),
-        (3, [0, 1, 3], [], "labels from 0 to 2, got 0 to 3, .*set module.num_classes"),
+        (3, [0, 1, 3], [], "labels from 0 to 2, got 0 to 3, .*set num_classes="),
     ],
 )
 def test_labels_that_do_not_fit_the_head_are_refused(make_target, num_classes, labels, classes, told):

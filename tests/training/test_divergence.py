@@ -54,7 +54,7 @@ def test_a_training_stops_before_the_step_whose_loss_or_gradients_are_not_finite
         fit(module, IMAGES, epochs=1)
     line = str(raised.value)
     assert line.startswith("expected a finite loss and finite gradients, got a loss of ") and "in step 2 (" in line
-    lower = "(learning rate 0.1): lower module.optimizer.lr, or set trainer.gradient_clip_val=1"
+    lower = "(learning rate 0.1): lower lr=, or set gradient_clip_val=1"
     assert line.endswith(f"{lower}; no checkpoint is written yet")
     assert torch.allclose(module.weight, torch.tensor(0.8))  # of the first step
 
@@ -71,7 +71,7 @@ def test_a_scaler_of_16_bits_skips_a_step_of_infinite_gradients_and_no_loss_that
     module = Poisoned(step=2, **poison)
     precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=4.0))
     if stops:
-        with pytest.raises(InputError, match="or set trainer.precision=32-true"):
+        with pytest.raises(InputError, match="or set precision=32-true"):
             fit(module, IMAGES, epochs=1, plugins=[precision])
     else:
         fit(module, IMAGES, epochs=1, plugins=[precision])

@@ -70,7 +70,7 @@ def test_crops_are_drawn_anew_every_epoch_and_only_where_they_are_wanted(build, 
 def test_rows_that_are_cached_are_not_cropped(build, images):
     batch = batch_of(images) | {"label": torch.zeros(5), "meta": torch.zeros(5)}
     with pytest.raises(
-        InputError, match="expected module.min_crop=null with cached rows, .* got 0.5 and cached meta: "
+        InputError, match="expected min_crop=None with cached rows, .* got min_crop=0.5 and cached meta: "
     ):
         build(min_crop=0.5).augment_images(batch)
     assert build().augment_images(batch) is batch

@@ -64,5 +64,5 @@ def test_sums_of_two_processes_are_added():
 
 
 def test_a_batch_of_one_image_has_no_variation_to_learn_from():
-    with pytest.raises(InputError, match="^module.predictions=embedding: expected batches of 2 images .*, got 1: "):
+    with pytest.raises(InputError, match="^predictions=embedding: expected batches of 2 images .*, got 1: "):
         relative_error(torch.zeros(1, 3), torch.ones(1, 3))

@@ -134,9 +134,7 @@ def test_alpha_is_a_part_and_what_explains_itself_needs_a_teacher(target, grid):
         with pytest.raises(InputError, match=f"above 0 and at most 1 .* got {alpha}"):
             build(target, grid, alpha=alpha)
     for labels in (LABELS, None):
-        with pytest.raises(
-            InputError, match=r"^.*module\.teacher, a file or base, for alpha=0\.8, got none: train the"
-        ):
+        with pytest.raises(InputError, match=r"^.*teacher=, a file or base, for alpha=0\.8, got none: train the"):
             fit(build(target, grid, labels=labels))
 
 

@@ -242,7 +242,7 @@ def test_a_sweep_takes_a_shipped_vector_in_place_of_a_source(shipped, source, ta
     assert len(read_header(module.export(tmp_path / "run"))["vector_sha256"]) == 64
     with pytest.raises(InputError, match=f"^vector=shipped does not fit {NAME}: the weights are not those"):
         vector_module(timm_model(seed=9, as_target=True), grid, three_files | taken)
-    with pytest.raises(InputError, match=r"^expected lists of 1 numbers in module\.ratios, .* null for a single one"):
+    with pytest.raises(InputError, match=r"^expected lists of 1 numbers, .* None for a single one"):
         vector_module(target, grid, three_files | taken, ratios=[[1.0]])
     cfg = composed("experiment=explainability_vector", "vector=shipped", folder=tmp_path)
     assert cfg.module.vector == "shipped" and cfg.module.lambda_2[0] == 0

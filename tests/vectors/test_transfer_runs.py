@@ -171,9 +171,9 @@ def test_models_of_one_task_may_read_patches_differently(build, target, grid, th
     ("told", "settings"),
     [
         ("labels.classes=all", {"labels": partial(LABELS, classes="all")}),
-        (r"expected values of module\.lambda_1 and lambda_2, got .*\[\]", {"lambda_1": []}),
-        (r"expected values of module\.lambda_1 and lambda_2, got .*\[\]", {"lambda_2": []}),
-        (r"expected values of module\.lambda_1 and lambda_2, got .*\[nan\]", {"lambda_2": [float("nan")]}),
+        (r"expected finite numbers, got .*\[\]", {"lambda_1": []}),
+        (r"expected finite numbers, got .*\[\]", {"lambda_2": []}),
+        (r"expected finite numbers, got .*\[nan\]", {"lambda_2": [float("nan")]}),
     ],
 )
 def test_nothing_to_compare_with_or_to_try_is_refused(build, told, settings):

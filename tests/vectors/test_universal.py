@@ -93,7 +93,7 @@ def test_patches_are_read_from_untrained_paths_too(target, grid, images, tmp_pat
     assert again.head.blocks == tuple(blocks) and again.head.read_out.tolist() == pytest.approx([0.5, 0.7, 2.0, -1.0])
     again.head.scale_attributions(3.0)
     torch.testing.assert_close(again.head.vectors(patches, 3 * paths), 3 * vectors, rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="path_blocks needs module.reading=difference or blank_patch"):
+    with pytest.raises(InputError, match="path_blocks needs reading=difference or blank_patch"):
         FixedHead(torch.eye(2), blocks=[0])
 
 
@@ -225,7 +225,7 @@ def test_statistics_of_batch_norm_stay_those_of_the_base_model(make_model, grid)
 
 
 def test_what_is_held_needs_a_teacher_and_a_kept_head_is_linear(make_model, target, grid, tmp_path):
-    with pytest.raises(InputError, match=r"module\.teacher, a file or base, for module\.predictions=teacher, got none"):
+    with pytest.raises(InputError, match=r"teacher=, a file or base, for predictions=teacher, got none"):
         fit(build(target, grid, None, alpha=1, teacher=None), tmp_path)
     other = TargetModel(make_model(), head=torch.nn.Sequential(torch.nn.Linear(24, 5))).eval()
     with pytest.raises(InputError, match="expected a linear head to keep, got Sequential of vit_tiny"):

@@ -104,8 +104,8 @@ def test_one_source_in_a_list_is_that_source(build, files):
     ("settings", "told"),
     [
         ({"predicting": [None]}, r"as many models in module\.predicting as in .*explaining .* got 1 and 2"),
-        ({"ratios": [[1.0]]}, r"lists of 2 numbers in module\.ratios, one for each source, .* got \[\[1\.0\]\]"),
-        ({"ratios": []}, r"lists of 2 numbers in module\.ratios"),
+        ({"ratios": [[1.0]]}, r"lists of 2 numbers, one for each source, .* got ratios=\[\[1\.0\]\]"),
+        ({"ratios": []}, r"lists of 2 numbers, one"),
         ({"ratios": [[1, 2], [1, 2]]}, r"each of ratios once, got \(1, 2\), \(1, 2\)"),
     ],
 )
@@ -116,7 +116,7 @@ def test_sources_and_ratios_that_do_not_fit_are_refused(build, settings, told):
 
 def test_one_source_has_no_ratio_and_each_source_is_listed_once(build, files):
     path = files["explaining"][1]
-    with pytest.raises(InputError, match=r"or null for a single one, got \[\[1\.0\]\]"):
+    with pytest.raises(InputError, match=r"or None for a single one, got ratios=\[\[1\.0\]\]"):
         build(predicting=None, explaining=path, ratios=[[1.0]])
     with pytest.raises(InputError, match=r"expected each of module\.explaining once"):
         build(predicting=[None, None], explaining=[path, path])
