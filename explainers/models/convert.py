@@ -287,5 +287,5 @@ def _resize(target: TargetModel, size: tuple[int, int]) -> None:
             raise ValueError(f"it takes {taken[0]} × {taken[1]} pixels")
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        wanted = f"expected an image_size that {target.name} can take"
+        wanted = f"image_size: expected one that {target.name} can take"
         raise InputError(f"{wanted}, got {size[0]} × {size[1]}: {reason}", "image_size") from error

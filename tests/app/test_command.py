@@ -182,7 +182,7 @@ def test_twelve_bits_need_the_value_of_white(run, folder):
     for white in ("4095", "0,4095"):
         assert run("explain", "xray.png", "--method", "Chance", "--white", white)[0] == 0
     _, _, errors = run("explain", "xray.png", "--method", "Chance", "--white", "2048")
-    assert errors == ["explainers: 50.0% of the pixels are beyond --white=2048.0, and are clipped to it"]
+    assert errors == ["explainers: 50.0% of the pixels are beyond white=2048.0, and are clipped to it"]
 
 
 @pytest.mark.slow
@@ -392,7 +392,7 @@ BAD = {
     "explain cat.jpg --white a": (2, "argument --white: expected one number, or two, got a"),
     "explain cat.jpg --white=1,-1": (1, "--white=1.0,-1.0: expected a value above black's, such as --white=4095 or"),
     "explain cat.jpg --class-names notes.txt": (1, "--class-names: expected a list of names of the model's 1000"),
-    "explain cat.jpg --image-size 17": (1, "expected --image-size that test_vit can take, got 17 × 17"),
+    "explain cat.jpg --image-size 17": (1, "--image-size: expected one that test_vit can take, got 17 × 17"),
     "nearest cat.jpg photos --method GAE,CAT": (1, "--method GAE, CAT: expected one method for nearest: leave out"),
     "explain cat.jpg --method GAE,GAE": (1, "expected each of methods once, got GAE, GAE: leave out the"),
     "benchmark cat.jpg --methods GAE,GAE": (1, "expected each of methods once, got GAE, GAE: leave out"),

@@ -249,11 +249,11 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
             {"image_size": 40},
             "expected image_size=32, as this VisionTransformer takes, got another: leave it out",
         ),
-        ("timm", {"image_size": 30}, "expected image_size that vit_tiny_patch16_224 can take, got 30 × 30: expected"),
+        ("timm", {"image_size": 30}, "image_size: expected one that vit_tiny_patch16_224 can take, got 30 × 30: expected"),
         (
             "resnet",
             {"image_size": 331},
-            "expected image_size that test_resnet can take, got 331 × 331: it takes 330 × 330",
+            "image_size: expected one that test_resnet can take, got 331 × 331: it takes 330 × 330",
         ),
         (
             "net",

@@ -360,7 +360,7 @@ def test_a_copy_of_a_target_takes_another_size_as_timm_interpolates_its_position
     net = as_target(nn.Sequential(*layers), mean=0.5, std=0.5, image_size=(16, 24))
     assert net.grid.shape == (8, 12)
     with pytest.raises(
-        InputError, match="^expected image_size that Sequential can take, got 32 × 32: it takes 16 × 24"
+        InputError, match="^image_size: expected one that Sequential can take, got 32 × 32: it takes 16 × 24"
     ):
         as_target(net, image_size=32)
 
