@@ -249,7 +249,7 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
             {"image_size": 40},
             "expected image_size=32, as this VisionTransformer takes, got another: leave it out",
         ),
-        ("timm", {"image_size": 30}, "image_size: expected one that vit_tiny_patch16_224 can take, got 30 × 30: expected"),
+        ("timm", {"image_size": 30}, "image_size: expected one that vit_tiny_patch16_224 can take, got 30 × 30: "),
         (
             "resnet",
             {"image_size": 331},
