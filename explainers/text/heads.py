@@ -151,8 +151,8 @@ class TextHead(nn.Module):
             # The faster way by products is not exact enough to find equal texts among more than 25
             same = torch.cdist(wanted, others, compute_mode="donot_use_mm_for_euclid_dist") < 1e-6  # (V, W)
             if same.all(1).any():
-                wanted = "other texts to compare each text with"
-                raise InputError(f"against= needs {wanted}, got the same text alone", "against")
+                got = "got the same text alone"
+                raise InputError(f"against= needs other texts to compare each text with, {got}", "against")
             logits = self.scale * self._scores(embeddings, others)[:, None] / temperature  # (B, 1, W)
             directions = directions - logits.masked_fill(same, -torch.inf).softmax(-1) @ others
         else:
