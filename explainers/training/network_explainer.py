@@ -66,7 +66,7 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         target.check_grid(grid)
         self.target = target.requires_grad_(False).eval()
         self.grid = grid
-        self.network = network(self.target, grid)
+        self.network = network(self.target, grid).float()  # torch.set_default_dtype may have another type
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the network; the target stays in eval mode, without dropout and stochastic depth."""

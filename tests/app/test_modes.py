@@ -91,6 +91,15 @@ def test_the_default_type_of_tensors_changes_no_heatmap(kind, float64_by_default
         torch.testing.assert_close(found[1][name].float(), heatmaps, rtol=1e-2, atol=1e-2 * spread, msg=name)
 
 
+def test_the_default_type_of_tensors_changes_no_trained_explainer(float64_by_default, anyhead):
+    images, classes = TENSORS, torch.tensor([1, 2])
+    expected = anyhead(images, classes)
+    float64_by_default()
+    other = AnyHead(anyhead.target, anyhead.grid, VECTORS, temperature=2.0).eval()
+    other.network.load_state_dict(anyhead.network.state_dict())
+    torch.testing.assert_close(other(images, classes), expected)
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_default_device_changes_no_heatmap(route):
     models = timm_model(), timm_model(as_target=True)
