@@ -69,7 +69,7 @@ class FixedHead(ProjectedHead):
         read_out: Tensor | None = None,
     ) -> None:
         super().__init__(weight, projection, normalise, scale, bias)
-        self.register_buffer("patch_scale", torch.tensor(float(patch_scale)))
+        self.register_buffer("patch_scale", torch.tensor(float(patch_scale), dtype=torch.float32))
         self.reading = reading
         self.read_paths(blocks, read_out)
 
@@ -86,7 +86,7 @@ class FixedHead(ProjectedHead):
         self.blocks = tuple(blocks)
         if blocks:
             weights = torch.tensor([0.1, 0.4, *[0.5] * len(blocks)]) if read_out is None else read_out.detach().clone()
-            self.read_out = nn.Parameter(weights.to(self.weight.device))
+            self.read_out = nn.Parameter(weights.to(self.weight))
         else:
             self.read_out = None
 

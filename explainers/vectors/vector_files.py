@@ -66,7 +66,7 @@ def unpack(packed: State, like: State, file: str | Path) -> dict[str, Tensor]:
     Raises:
         InputError: if tensors do not fit, as those of positions do not fit a model of images of another size.
     """
-    tau = {name: torch.zeros(value.shape) for name, value in select_learned(like).items()}
+    tau = {name: torch.zeros(value.shape, dtype=torch.float32) for name, value in select_learned(like).items()}
     for name, value in tau.items():
         if f"{name}.bits" not in packed:
             continue

@@ -103,6 +103,17 @@ def test_a_vector_is_packed_to_a_bit_for_every_entry_and_16_for_those_that_are_k
         assert torch.equal(again[name] == 0, value == 0)
 
 
+def test_the_default_type_of_tensors_changes_no_vector(shipped, images):
+    model = tuned()
+    expected = explainers.add_vector(model, lambda_2=0.5)(images)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = explainers.add_vector(model, lambda_2=0.5)(images)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [("bits", lambda bits: bits[1:]), ("bits", lambda bits: bits * 0), ("values", lambda values: values[1:])],
