@@ -30,7 +30,7 @@ class InputError(ValueError):
     >>> error = InputError("images of 30 pixels: take image_size=(32, 48)", "image_size")
     >>> error.setting
     'image_size'
-    >>> error.spell(lambda name, value: f"--image-size={value.replace(', ', 'x')}")
+    >>> error.spell(lambda name, value: f"--image-size={value[1:-1].replace(', ', 'x')}")
     'images of 30 pixels: take --image-size=32x48'
     """
 
@@ -43,11 +43,11 @@ class InputError(ValueError):
         return str(self.args[0])
 
     def spell(self, write: Callable[[str, str], str]) -> str:
-        """Write each setting as `write` does, given its name, and its value if that is in brackets: `32, 48`."""
+        """Write each setting as `write` does, given its name, and its value if that is `None` or `(32, 48)`."""
         text = str(self)
         for name in self.settings:
-            # A value in brackets is handed over, because front doors write several numbers in their own ways
-            found = re.compile(rf"(?<![\w.-]){name}(?==)(?:=\(([^)]*)\))?|(?:^|(?<=: )){name}(?=: )")
+            # These values are handed over, because front doors write them in their own ways
+            found = re.compile(rf"(?<![\w.-]){name}(?==)(?:=(None\b|\([^)]*\)))?|(?:^|(?<=: )){name}(?=: )")
             text = found.sub(lambda match, name=name: write(name, match[1] or ""), text)  # type: ignore[misc]
         return text
 

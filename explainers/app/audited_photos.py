@@ -206,8 +206,8 @@ def match_names(given: Sequence[str | Path], photos: Sequence[Photo]) -> dict[st
         numbers = [number for whole, number in ends.get(end.rpartition("/")[2], ()) if whole.endswith(f"/{end}")]
         if len(numbers) > 1 and str(name) not in exact:
             shared = name_some([photos[number].name for number in numbers])
-            several = f"{name} is the name of {len(numbers)} images ({shared})"
-            raise InputError(f"labels: {several}: add their folders", "labels")
+            said = f"{name} is the name of {len(numbers)} images ({shared})"
+            raise InputError(f"labels: {said}: add their folders", "labels")
         if numbers:
             matched[name] = exact.get(str(name), numbers[0])
     return matched

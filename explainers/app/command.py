@@ -133,11 +133,11 @@ def print_error(message: Exception | str) -> None:
 def name_option(name: str, value: str) -> str:
     """Write a setting of the library as it is typed here, with a value of several numbers.
 
-    >>> name_option("image_size", "16, 32"), name_option("classes", "")
+    >>> name_option("image_size", "(16, 32)"), name_option("classes", "")
     ('--image-size=16x32', '--class')
     """
     option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
-    return f"{option}={value.replace(', ', 'x' if name == 'image_size' else ',')}" if value else option
+    return f"{option}={value.strip('()').replace(', ', 'x' if name == 'image_size' else ',')}" if value else option
 
 
 class Parser(argparse.ArgumentParser):

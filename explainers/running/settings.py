@@ -41,9 +41,6 @@ CHECKPOINT_PATH = "target.model.checkpoint_path"
 OTHER_KEYS = {"weights": "weights", "image_size": "++target.model.img_size", "grid.differs": "++grid.differs"}
 """Settings of the library that have another name in configs, or that only few configs have."""
 
-PARTS = "module.", "explainer.", "target.", "evaluation.", "trainer."
-"""Parts of a config in which a setting is looked for first."""
-
 SHORT_KEYS = {"lambda_2": "module.lambda_2", "explainer.lambda_2": "module.lambda_2"}
 """Keys of a command → where the settings are."""
 
@@ -133,16 +130,18 @@ def explain_unknown_key(cause: Any, configs: Path) -> str:
 
 
 def name_key(cfg: DictConfig, name: str, value: str) -> str:
-    """Write a setting of the library as a key of a config, with a value of several numbers.
+    """Write a setting of the library as a key of a config, or by its name alone if several keys have it.
 
-    >>> cfg = DictConfig({"data": {"batch_size": 8}, "module": {"tune": "head"}})
-    >>> name_key(cfg, "tune", ""), name_key(cfg, "image_size", "32, 48")
-    ('module.tune', '++target.model.img_size=[32,48]')
+    >>> cfg = DictConfig({"data": {"seed": 8}, "module": {"tune": "head", "min_crop": 0.5, "seed": 1}})
+    >>> name_key(cfg, "tune", ""), name_key(cfg, "min_crop", "None"), name_key(cfg, "seed", "")
+    ('module.tune', 'module.min_crop=null', 'seed')
+    >>> name_key(cfg, "image_size", "(32, 48)")
+    '++target.model.img_size=[32,48]'
     """
     keys = [key for key in list_keys(cfg) if key.rpartition(".")[2] == name]
-    parts = [key for part in PARTS for key in keys if key.startswith(part)]
-    key = OTHER_KEYS.get(name, (parts or keys or [name])[0])
-    return f"{key}=[{value.replace(' ', '')}]" if value else key
+    key = OTHER_KEYS.get(name, keys[0] if len(keys) == 1 else name)
+    typed = "null" if value == "None" else f"[{value[1:-1].replace(' ', '')}]"
+    return f"{key}={typed}" if value else key
 
 
 def list_groups(program: Any) -> list[str]:
