@@ -10,6 +10,7 @@
     add_vector(model)                      a fine-tuned model that explains itself, without training
     overlay(image, heatmap)                a heatmap drawn over its image
     Session(model)                         a model that explains many images
+    as_target(model, head=..., score=...)  a model with all that belongs to it, which every function takes
 
 `Explainer` is the interface of every explainer; the other protocols say what some of them can do besides.
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from explainers.app.session import Session, explain
     from explainers.auditing.audit import Audit
     from explainers.evaluation.result import EvaluationResult
+    from explainers.models.convert import as_target
     from explainers.refinement.refine import refine
     from explainers.report.overlays import overlay
     from explainers.share import load
@@ -67,6 +69,7 @@ __all__ = [
     "Session",
     "VectorExplainer",
     "add_vector",
+    "as_target",
     "audit",
     "available",
     "compare",
@@ -107,6 +110,7 @@ if not TYPE_CHECKING:  # the same names as above, imported at first use, because
         "Explanation": "explainers.app.explanation",
         "Session": "explainers.app.session",
         "add_vector": "explainers.vectors.adding",
+        "as_target": "explainers.models.convert",
         "audit": "explainers.app.audits",
         "available": "explainers.share.catalogue",
         "compare": "explainers.app.comparing",

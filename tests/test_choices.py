@@ -19,10 +19,8 @@ from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.app import choosing
-from explainers.app.audits import audit
-from explainers.app.model import prepare_model
 from explainers.app.page.views import curves
-from explainers.app.session import Session, explain
+from explainers.app.session import Session
 from explainers.auditing.hiding import hide
 from explainers.auditing.measures import hide_group
 from explainers.auditing.repair import hide_members
@@ -54,7 +52,7 @@ EXCLUDED = {
     stream: "its purposes are written in the code, not in a config",
     attention.transformation_weights: "TokenTM checks its scale",
     white_box.class_functionals: "WhiteBox checks its output",
-    **dict.fromkeys((as_target, explain, prepare_model, Inputs), "TargetModel checks"),
+    **dict.fromkeys((as_target, Inputs), "TargetModel checks"),
     **dict.fromkeys(
         (scale_logits, log_probabilities, log_odds, choose_temperature, perturbation_sweep),
         "TargetModel checks its score",
@@ -62,7 +60,6 @@ EXCLUDED = {
     exported_target: "TargetModel checks its score",
     check_target: "Evaluation checks its curves",
     **dict.fromkeys((hide, hide_group, hide_members), "measure_groups and repair check their removal"),
-    audit: "TargetModel checks its score",
     ImageTransform: "configs and processors name its resize, which their readers check",
     General: "its class_map is `same` or a list of numbers",
 }

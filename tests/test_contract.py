@@ -136,7 +136,6 @@ BUILDERS = {
         "flow": partial(
             AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1, direct=[0, 1], paths="flow")
         ),
-        "refined": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1), refine=20),
     },
     TextExplainer: {"": texts},
     General: {"": general, "mapped": partial(general, class_map=[4, 3, 2, 1, 0])},
@@ -275,7 +274,7 @@ def test_an_explainer_keeps_its_promises(case, request, target, grid, images):
     assert explainer.signed or not getattr(explainer, "linear", False)  # −v has the heatmap of v with the other sign
     if not isinstance(explainer, TVE | Oracle | General):  # unsigned, with values below 0
         assert explainer.signed == bool((heatmaps < 0).any()) and (heatmaps > 0).any()
-    with refusing_to_mix(float64=case[0].__name__ not in FLOAT64 and case[1] != "refined"):
+    with refusing_to_mix(float64=case[0].__name__ not in FLOAT64):
         alone = explainer.to(DEVICE)(images[1:2].to(DEVICE), classes[1:2].to(DEVICE))
     assert alone.device == DEVICE
     torch.testing.assert_close(alone.cpu(), heatmaps[1:2], rtol=1e-4, atol=1e-4)

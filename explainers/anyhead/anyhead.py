@@ -1,20 +1,17 @@
 """AnyHead: one vector c_z of every patch, whose product with v attributes v · G(x)."""
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from explainers.anyhead.network import AnyHeadNetwork
-from explainers.errors import InputError, check_positive, check_range, checks_choices
-from explainers.masking import PatchGrid, Removal
+from explainers.errors import check_positive, check_range
+from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.models.functionals import choose_temperature, class_rows, head_functionals
+from explainers.models.functionals import choose_temperature, head_functionals
 from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
-from explainers.refinement import refine as refined
-from explainers.refinement.refine import check_refine
 from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
 from explainers.training.sources import Features, Loss
 from explainers.training.trunk import Decomposition, at_patches
@@ -48,17 +45,12 @@ class AnyHead(NetworkExplainer):
             of the class; infinity: its logit relative to the mean of the others; `None`: its logit.
         blend: in eval mode, share of the untrained network, which adds all paths with weight 1, from 0 to 1; the errors
             of the two partly cancel (after WiSE-FT, Wortsman et al., 2022). Without paths it has no effect.
-        refine: number of masked forward passes that refine the vectors of each image, even and at least 8, see
-            `refinement.refine`; 0 for none. Patches are hidden around the ranking of the predicted class; for a head
-            that is not linear, or missing, around that of the first functional or task.
-        refine_removal: what replaces hidden patches in these passes, see `Removal`.
     """
 
     networks = (AnyHeadNetwork,)
     reads: Features
-    READING = ("temperature", "blend", "refine", "refine_removal")
+    READING = ("temperature", "blend")
 
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -68,10 +60,7 @@ class AnyHead(NetworkExplainer):
         allow_finetuned_backbone: bool = False,
         temperature: float | None = None,
         blend: float = 0.0,
-        refine: int = 0,
-        refine_removal: Removal = "zero",
     ) -> None:
-        check_refine(target, refine, refine_removal)
         if temperature is not None:
             check_positive(temperature=temperature)
         check_range(0, 1, blend=blend)
@@ -80,14 +69,11 @@ class AnyHead(NetworkExplainer):
         self.blend = blend
         self.reads = Features(target, self.network.blocks, self.network.direct, self.network.paths)
         self.allow_finetuned_backbone = allow_finetuned_backbone
-        self.refine = refine
-        self.refine_removal = refine_removal
-        self.forward_passes = 1 + refine
         if weights is not None:
             self.load(weights)
 
     def decompose(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute c_z, not refined, (B, N, D) and the embeddings (B, D) of uint8 images (B, C, H, W), in one pass."""
+        """Compute c_z (B, N, D) and the embeddings (B, D) of uint8 images (B, C, H, W), in one pass."""
         rows = self._rows(images)
         return self.predict(rows), rows["embedding"]
 
@@ -113,27 +99,6 @@ class AnyHead(NetworkExplainer):
             return found + network.scale * sum_paths(target, record, patches, network.weigh_paths(own, blend))
 
         return rows["embedding"], products, vectors
-
-    def _predicted(self, rows: dict[str, Tensor]) -> Tensor:
-        """The vectors of `predict`, refined if `refine` says so, to explain classes."""
-        return self._refined(self.predict(rows), rows)
-
-    def _refined(self, predicted: Tensor, rows: dict[str, Tensor], functionals: Tensor | None = None) -> Tensor:
-        """The vectors of `predict`, refined if `refine` says so, to explain functionals (B, V, D) or classes."""
-        if not self.refine:
-            return predicted
-        prior = SimpleNamespace(target=self.target, grid=self.grid, decompose=lambda _: (predicted, rows["embedding"]))
-        around = None if functionals is None else self._around(functionals)
-        settings: dict[str, Any] = {"removal": self.refine_removal, "temperature": self.temperature, "fit": "ranking"}
-        return refined(prior, rows["image"], passes=self.refine, functionals=around, **settings).vectors
-
-    def _around(self, functionals: Tensor) -> Tensor | None:
-        """v (B, D) that decides which patches are hidden; `None` for the predicted class of a linear or cosine head."""
-        try:
-            class_rows(self.target.head, self.target.embed_dim, self.target.mean, directions=True)
-        except InputError:
-            return functionals[:, 0]
-        return None
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted, in images (B, C, H, W): heatmaps (B, rows, columns)."""
@@ -189,11 +154,10 @@ class AnyHead(NetworkExplainer):
         functionals = functionals_of(rows)
         count = functionals.shape[1]
         few = count < self.target.embed_dim and not prefer_sums(self.target, record, self.grid.num_patches, count)
-        if not self.refine and few and not functionals.requires_grad:  # paths have no gradients
+        if few and not functionals.requires_grad:  # paths have no gradients
             paths = None if record is None else read_paths(self.target, record, functionals)
             return self._run(rows, paths, functionals).float().mT.unflatten(-1, self.grid.shape)
-        predicted = self._refined(self._predict_once(rows, record), {"image": images} | rows, functionals)
-        return self._attribute(predicted, functionals)
+        return self._attribute(self._predict_once(rows, record), functionals)
 
     def _predict_once(self, rows: dict[str, Tensor], record: Record | StageRecord | None) -> Tensor:
         """The vectors of `predict`, of a pass of which the paths are not read yet."""

@@ -9,7 +9,7 @@ from explainers.app.audited_photos import list_folder
 from explainers.app.audits import PASSES, audit_folder, open_audit, start_session
 from explainers.app.command import print_error
 from explainers.app.explain_command import check_writable, command_to_serve
-from explainers.app.options import choose_device, model_and_methods
+from explainers.app.options import model_and_methods
 from explainers.app.session import Session
 from explainers.auditing.audit import FILES, Audit, Group
 from explainers.errors import InputError
@@ -34,18 +34,21 @@ def audit(options: Namespace) -> None:
     check_writable(options.output)
     if options.masks:
         list_folder(options.masks)
-    model, weights, methods = model_and_methods(options)
-    pixels = {"white": options.white, "bands": options.bands}
-    device, size = choose_device(options), options.batch_size
-    session = start_session(model, methods[0], device, weights=weights, batch_size=size, **pixels)
+    model, methods = model_and_methods(options)
+    session = start_session(model, methods[0], options.batch_size)
+    if options.texts:
+        session.text_head.embed(options.texts)  # at once, if the model has none
     if options.without is not None:
         return write_repair(session, options)
     if options.labels is None and any(entry.is_dir() for entry in options.folder.glob("[!.]*")):
         print_error(f"{options.folder}: no accuracy without labels; --labels folder takes its folders as classes")
     command = ["explainers", *sys.argv[1:]]
-    chosen = options.labels, options.output, options.texts, options.masks, options.groups, options.passes or PASSES
+    masks = options.masks and (options.masks, options.mask_value)
+    chosen = options.labels, options.output, masks, options.groups, options.passes or PASSES
     try:
-        found = audit_folder(session, options.folder, *chosen, command, options.mask_value)
+        found = audit_folder(session, options.folder, *chosen, command)
+        if options.texts:
+            found.name_groups(options.texts)
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"- the same command goes on with the evidence in {options.output}")
         raise

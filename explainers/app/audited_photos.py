@@ -33,6 +33,11 @@ Labels = str | Path | Sequence[int | str] | Mapping[str, int | str] | None
 of names and classes, .csv or .json."""
 
 
+Masks = str | Path | tuple[str | Path, MaskValue]
+"""A folder of masks with the names of the images, see `read_mask`; or (folder, values of the object), such as ("masks",
+"128-255"), where masks have several values beside 0."""
+
+
 class Pictures(Mapping[int, Tensor]):
     """Number of a photo → what the model sees of it, as pictures show it, uint8 (3, H, W), decoded when it is asked.
 
@@ -246,34 +251,32 @@ def match_folders(names: Sequence[str], target: TargetModel) -> list[int]:
         raise InputError(f"labels=folder: {error}", "labels", *error.settings) from error
 
 
-def find_objects(
-    folder: str | Path, photos: Sequence[Photo], session: Session, grid: PatchGrid, mask_value: MaskValue = None
-) -> Tensor:
+def find_objects(masks: Masks, photos: Sequence[Photo], session: Session, grid: PatchGrid) -> Tensor:
     """Find the patches on the objects of photos: boolean (images, N).
 
     A mask has the name of its photo, with any ending. A patch is on the object if most of its pixels are. All patches
     of a photo without a mask that can be decoded count as on it, which a warning says.
 
     Args:
-        folder: the masks, see `read_mask`.
+        masks: see `Masks`.
         photos: those of one folder.
         session: sees photos, and so their masks.
-        mask_value: values of the object, see `MaskValue`.
 
     Raises:
         InputError: if no photo has a mask, if no mask has an object, or if it is open which values are the object.
     """
-    ranges, listed = find_ranges(mask_value), list_folder(folder)
-    masks = {PurePath(each.name).with_suffix(""): each.file or Path(each.name) for each in listed}
-    if len(masks) < len(listed):
-        raise InputError(f"{folder}: expected a mask of each name, got {len(listed)} files of {len(masks)} names")
+    folder, value = masks if isinstance(masks, tuple) else (masks, None)
+    ranges, listed = find_ranges(value), list_folder(folder)
+    files = {PurePath(each.name).with_suffix(""): each.file or Path(each.name) for each in listed}
+    if len(files) < len(listed):
+        raise InputError(f"{folder}: expected a mask of each name, got {len(listed)} files of {len(files)} names")
     inside = torch.ones(len(photos), grid.num_patches, dtype=torch.bool)
     without, with_object, transform = [], 0, replace(session.transform, fill=(0,))
     with progress("reading masks", len(photos), "mask", delay=2) as bar:
         for row, photo in zip(inside, photos, strict=True):
             bar.update(1)
             try:
-                pixels = read_mask(masks[PurePath(photo.name).with_suffix("")], ranges)
+                pixels = read_mask(files[PurePath(photo.name).with_suffix("")], ranges)
             except (KeyError, CorruptImage):
                 without.append(Path(photo.name))
                 continue

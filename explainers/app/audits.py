@@ -13,6 +13,7 @@ from torch import nn
 from explainers import VectorExplainer
 from explainers.app.audited_photos import (
     Labels,
+    Masks,
     Pictures,
     find_labels,
     find_objects,
@@ -23,21 +24,17 @@ from explainers.app.audited_photos import (
 from explainers.app.choosing import Method, print_once
 from explainers.app.photos import Photo
 from explainers.app.session import Session
-from explainers.auditing.audit import Audit, Group
+from explainers.auditing.audit import Audit
 from explainers.auditing.evidence import check_classes
-from explainers.auditing.groups import Centres, compare_groups, find_groups
+from explainers.auditing.groups import compare_groups, find_groups
 from explainers.auditing.measures import measure_groups
 from explainers.auditing.repair import Repair, repair
 from explainers.auditing.report_card import ReportCard, grade_heads
 from explainers.auditing.store import EvidenceStore, describe_explainer, process_number
 from explainers.auditing.tally import inside_masks
 from explainers.errors import InputError, check_integers, check_positive
-from explainers.images.decoding import White
-from explainers.images.masks import MaskValue
-from explainers.masking import ImageSize
-from explainers.models import TargetModel, as_target
+from explainers.models import as_target
 from explainers.models.names import class_names
-from explainers.models.scores import Score
 from explainers.report.audit_page import PAGE, audit_html, load_audit
 from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity
@@ -66,6 +63,27 @@ class FolderAudit(Audit):
         pictures.name_lost()
         return found
 
+    def name_groups(self, texts: Sequence[str]) -> None:
+        """Give groups the similarity of their direction to texts, the most similar first, and write the audit again."""
+        head = self.session.text_head
+        scores = head(self.centres.directions.to(head.device), texts).float().cpu()
+        order = scores.argsort(1, descending=True).tolist()
+        self.groups = [
+            replace(group, texts={texts[text]: row[text].item() for text in places})
+            for group, row, places in zip(self.groups, scores, order, strict=True)
+        ]
+        self.write(Pictures(self.session, self.photos, self.store.stamps()))
+
+    def write(self, pictures: Pictures) -> None:
+        """Write numbers and page to the folder of the evidence."""
+        folder = self.store.folder.parent
+        page, file = audit_html(self, pictures), folder / PAGE
+        pictures.name_lost()
+        self.store.check()  # another audit may have started with the same folder
+        file.unlink(missing_ok=True)  # so that no old page stays beside new numbers
+        self.save(folder)
+        write_atomically(file, page)
+
     def report_card(self, repaired: Repair) -> ReportCard:
         """Compare a repaired head with the model's own on all images, see `grade_heads`; it prints as a table."""
         with self.session.computing():
@@ -79,45 +97,32 @@ def audit(
     *,
     method: Method = "auto",
     labels: Labels = None,
-    head: nn.Module | str | Path | None = None,
-    weights: str | Path | None = None,
-    device: str | torch.device | None = None,
     output: str | Path = "audit",
-    texts: Sequence[str] | None = None,
-    masks: str | Path | None = None,
+    masks: Masks | None = None,
     groups: int | None = None,
     passes: int = PASSES,
-    batch_size: int | None = None,
-    image_size: ImageSize | None = None,
-    white: White = None,
-    bands: Sequence[int] | None = None,
-    score: Score | None = None,
-    mask_value: MaskValue = None,
 ) -> FolderAudit:
     """Find what a classifier relies on over a folder of images: groups of patches that are evidence for its classes.
 
     One pass for each image, then some passes with hidden patches for each group. The same call continues after a kill.
-    Started by torchrun or SLURM, processes share the images; all but the first then end. `model`, `weights`, `device`,
-    `image_size`, `white`, `bands` and `score` are those of `explain`.
+    Started by torchrun or SLURM, processes share the images; all but the first then end.
 
     Args:
         folder: the images, with all folders below it. Broken files are left out with a warning.
+        model: see `explain`; of a head that is not the model's own, `as_target(model, head=...)`.
         method: an explainer with vectors of patches. `auto` takes a trained one if it is shipped for this backbone, or
             else one without training, see `explain`.
         labels: see `Labels`. Of a folder of classes, the first folder below `folder` is the class of an image, named as
             the model names it, or by its wnid; without names of the model, folders are in the order of its logits.
             `None`: not known; then accuracies are `None`.
-        head: a head of another task on the same backbone, or its file; `None` for the model's own.
         output: a folder for this audit: its evidence, `results.json`, and `audit.html`, the page.
-        texts: what groups may show; they are named by the most similar one. The model has to be of CLIP or SigLIP.
-        masks: folder of masks of the objects, with the names of the images, see `read_mask`.
+        masks: masks of the objects, see `Masks`.
         groups: number of groups of each class; `None` chooses it.
         passes: about the largest number of forward passes that hide patches, of the most suspicious groups first.
-        batch_size: number of images that are explained at once.
-        mask_value: values of the object in the masks, such as 1, or "128-255", if there are several beside 0.
 
     Returns:
-        The groups, the most suspicious first. `audit.without([3, 7])` makes a head that relies less on two of them.
+        The groups, the most suspicious first. `audit.without([3, 7])` makes a head that relies less on two of them, and
+        `audit.name_groups(texts)` names them, with a model of CLIP or SigLIP.
 
     Raises:
         InputError: for a folder without images, what the model cannot classify or the method cannot explain, and an
@@ -125,22 +130,19 @@ def audit(
     """
     check_integers(passes=passes, groups=1 if groups is None else groups)
     check_positive(passes=passes)
-    if head is not None:
-        model, weights, score = TargetModel(as_target(model, weights), head, score), None, None
-    seen: dict[str, Any] = {"image_size": image_size, "white": white, "bands": bands, "score": score}
-    session = start_session(model, method, device, weights=weights, batch_size=batch_size, **seen)
+    session = start_session(model, method)
     command = ["explainers", "audit", str(folder), "--model", session.target.name, "--output", str(output)]
-    return audit_folder(session, folder, labels, output, texts, masks, groups, passes, command, mask_value)
+    return audit_folder(session, folder, labels, output, masks, groups, passes, command)
 
 
-def start_session(
-    model: str | nn.Module, method: Method, device: str | torch.device | None = None, **settings: Any
-) -> Session:
+def start_session(model: str | nn.Module, method: Method, batch_size: int | None = None) -> Session:
     """A `Session` with an explainer that has vectors, on a GPU of this process; an InputError if it has none."""
     rank, processes = process_number()
-    if processes > 1 and torch.cuda.device_count() > 1 and str(device or "cuda") == "cuda":
-        device = f"cuda:{rank % torch.cuda.device_count()}"
-    session = Session(model, method, device=device, purpose="likeness", **settings)
+    if processes > 1 and torch.cuda.device_count() > 1:
+        target = as_target(model)
+        if isinstance(model, str) or target.mean.is_cuda:
+            model = as_target(target, device=f"cuda:{rank % torch.cuda.device_count()}")
+    session = Session(model, method, None, "likeness", batch_size)
     check_classes(session.target)
     if not isinstance(session.explainer, VectorExplainer):
         raise InputError(
@@ -155,16 +157,12 @@ def audit_folder(
     folder: str | Path,
     labels: Labels = None,
     output: str | Path = "audit",
-    texts: Sequence[str] | None = None,
-    masks: str | Path | None = None,
+    masks: Masks | None = None,
     groups: int | None = None,
     passes: int = PASSES,
     command: Sequence[str] = (),
-    mask_value: MaskValue = None,
 ) -> FolderAudit:
     """Audit the model of a session from `start_session`, with the arguments of `audit`; `command` repeats this."""
-    if texts:
-        session.text_head.embed(texts)  # at once, if the model has none
     if Path(output).is_file():
         raise InputError(f"output: expected a folder, got the file {output}: give another one", "output")
     store, listed = EvidenceStore(output), list_folder(folder)
@@ -173,7 +171,7 @@ def audit_folder(
     source = make_source(session, photos, labels_of)
     explainer: Any = session.explainer
     grid = explainer.grid
-    objects = find_objects(masks, photos, session, grid, mask_value) if masks else None
+    objects = find_objects(masks, photos, session, grid) if masks else None
     print_once(f"{session.target.name}: evidence by {session.method}")
     with session.computing():
         if not store.collect(explainer, source):
@@ -185,8 +183,6 @@ def audit_folder(
         on_object = None if objects is None else inside_masks(objects)
         of_images = store, session.target, grid, centres, names, classes, pictures.read
         found, centres = measure_groups(*of_images, passes=passes, on_object=on_object)
-        if texts:
-            found = name_groups(found, centres, session, texts)
     about = {
         "command": list(command),
         "explainer": session.method,
@@ -198,12 +194,7 @@ def audit_folder(
     }
     numbers = count_images(store) | {"stability": stability}
     audit = FolderAudit(found, classes, numbers, grid.shape, about, centres, session, photos, store)
-    page, file = audit_html(audit, pictures), Path(output) / PAGE
-    pictures.name_lost()
-    store.check()  # another audit may have started with the same folder
-    file.unlink(missing_ok=True)  # so that no old page stays beside new numbers
-    audit.save(output)
-    write_atomically(file, page)
+    audit.write(pictures)
     return audit
 
 
@@ -235,14 +226,3 @@ def count_images(store: EvidenceStore) -> dict[str, Any]:
         patches = shard.patches.shape[1]
     size = sum(file.stat().st_size for file in store.folder.iterdir())
     return {"images": images, "accuracy": right / labelled if labelled else None, "patches": patches, "bytes": size}
-
-
-def name_groups(groups: Sequence[Group], centres: Centres, session: Session, texts: Sequence[str]) -> list[Group]:
-    """Give groups the similarity of their direction to texts, the most similar text first."""
-    head = session.text_head
-    scores = head(centres.directions.to(head.device), texts).float().cpu()
-    order = scores.argsort(1, descending=True).tolist()
-    return [
-        replace(group, texts={texts[text]: row[text].item() for text in places})
-        for group, row, places in zip(groups, scores, order, strict=True)
-    ]

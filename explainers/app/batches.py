@@ -30,7 +30,7 @@ class PreparedFunctionals:
         self.explainer: Any = explainer  # with the target and grid that it explains
         self.images = images
         self.vectors: Tensor | None = None
-        if isinstance(explainer, VectorExplainer) and not getattr(explainer, "refine", 0):
+        if isinstance(explainer, VectorExplainer):
             self.vectors, embeddings = explainer.decompose(images)
         else:
             check_explains_functionals(explainer)

@@ -20,7 +20,7 @@ from explainers.saved.records import devices, versions
 def benchmark(options: Namespace) -> None:
     """Measure explainers on images without labels; print a table, and write a JSON file with all settings."""
     needs("torchmetrics", "methods", "explainers benchmark")
-    from explainers.app.evaluating import BATCH, LEVELS, measure_photos
+    from explainers.app.evaluating import LEVELS, measure_photos
     from explainers.evaluation.evaluation import Evaluation
     from explainers.evaluation.result import CURVES
 
@@ -33,10 +33,9 @@ def benchmark(options: Namespace) -> None:
     announce_passes(sessions, len(photos))
     session = sessions[0]
     explainers = {each.method: each.explainer for each in sessions}
-    batch_size = options.batch_size or min(BATCH, *(each.batch_size for each in sessions))
     settings = Evaluation(session.target.grid, CURVES, LEVELS, localization=(), agreement=())
     try:
-        result = measure_photos(session, explainers, photos, settings, batch_size)
+        result = measure_photos(session, explainers, photos, settings, options.batch_size)
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"without {output}: the same command starts again with the first image")
         raise

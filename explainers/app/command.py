@@ -192,7 +192,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--passes": {
         "type": parse_positive,
         "metavar": "N",
-        "help": "forward passes of methods that choose their number, such as RISE; AnyHead is refined by N passes",
+        "help": "forward passes of methods that choose their number, such as RISE; others are refined by N passes",
     },
     "--white": {
         "type": parse_white,

@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from PIL import Image
@@ -115,24 +115,25 @@ class Comparison:
         return f'<div><img alt="{html.escape(repr(self))}" src="{data_url(self.picture())}"><p>{caption}</p></div>'
 
 
-class Settings(TypedDict, total=False):
-    """Keyword arguments of `compare`, for its overloads."""
-
-    method: Method
-    weights: str | Path | None
-    device: str | torch.device | None
-    against: Images | None
-
-
 @overload
 def compare(  # type: ignore[overload-overlap]  # a text is a path, although it is iterable, too
-    images: OneImage, other: OneImage, model: str | nn.Module, **settings: Unpack[Settings]
+    images: OneImage,
+    other: OneImage,
+    model: str | nn.Module,
+    *,
+    method: Method = "auto",
+    against: Images | None = None,
 ) -> Comparison: ...
 
 
 @overload
 def compare(
-    images: Iterable[OneImage], other: OneImage, model: str | nn.Module, **settings: Unpack[Settings]
+    images: Iterable[OneImage],
+    other: OneImage,
+    model: str | nn.Module,
+    *,
+    method: Method = "auto",
+    against: Images | None = None,
 ) -> list[Comparison]: ...
 
 
@@ -142,13 +143,9 @@ def compare(
     model: str | nn.Module,
     *,
     method: Method = "auto",
-    weights: str | Path | None = None,
-    device: str | torch.device | None = None,
     against: Images | None = None,
 ) -> Comparison | list[Comparison]:
     """Explain why images are like another one: which of their patches match.
-
-    `weights` and `device` are those of `explain`.
 
     Args:
         images: one image, or several, see `explain`.
@@ -164,7 +161,7 @@ def compare(
     Raises:
         InputError: for images that cannot be read, and for an explainer that is not linear.
     """
-    session = Session(model, method, weights, device, purpose="likeness")
+    session = Session(model, method, purpose="likeness")
     centre = None if against is None else mean_embedding(session, against)
     reference = embed_image(session, other, "other")
     comparisons: list[Comparison] = []
@@ -180,14 +177,12 @@ def nearest(
     k: int = 5,
     *,
     method: Method = "auto",
-    weights: str | Path | None = None,
-    device: str | torch.device | None = None,
 ) -> list[Comparison]:
     """Find the images of a folder that are most like an image, and explain why.
 
     In a folder of 20 images or more, embeddings are compared relative to their mean, which all images have in common:
     otherwise, the likeness to any image lies on the same patches.
-    `model`, `method`, `weights` and `device` are those of `compare`.
+    `model` and `method` are those of `compare`.
 
     Args:
         image: one image, see `explain`.
@@ -197,7 +192,7 @@ def nearest(
     Returns:
         Comparisons of the image with the k nearest ones, the most similar first; fewer if the folder has fewer.
     """
-    return list(stream_nearest(Session(model, method, weights, device, purpose="likeness"), image, folder, k))
+    return list(stream_nearest(Session(model, method, purpose="likeness"), image, folder, k))
 
 
 def stream_nearest(session: Session, image: OneImage, folder: Images, k: int) -> Iterator[Comparison]:

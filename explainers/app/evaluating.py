@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from explainers import Explainer
-from explainers.app.choosing import Method, choose, estimate_passes
+from explainers.app.choosing import Method, choose, choose_batch_size, estimate_passes
 from explainers.app.photos import Images, Photo, list_photos
 from explainers.app.session import Classes, Session
-from explainers.errors import InputError, check_positive, checks_choices
+from explainers.errors import InputError, checks_choices
 from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.evaluation.result import COST_COLUMNS, CURVES, EvaluationResult
 from explainers.masking import PatchGrid, Removal, read_heatmaps
@@ -41,19 +40,16 @@ def evaluate(
     images: Images,
     *,
     classes: Classes = None,
-    weights: str | Path | None = None,
-    device: str | torch.device | None = None,
     curves: Sequence[Curve] = CURVES,
     removal: Removal = "zero",
     levels: int = LEVELS,
     grid: PatchGrid | None = None,
-    batch_size: int = BATCH,
 ) -> EvaluationResult:
     """Measure how faithful explainers of a model are: what its outputs do when patches go in the order of heatmaps.
 
     Fidelity⁺ is the mean drop of the probability of the class while the most important patches are removed, Fidelity⁻
     while they are kept. Every explainer stands beside chance, on the same images and with the same masks.
-    `model`, `images`, `weights` and `device` are those of `explain`.
+    `model` and `images` are those of `explain`.
 
     Args:
         explainers: name → explainer, or a list of explainers: any function of images (B, C, H, W) and classes
@@ -67,7 +63,6 @@ def evaluate(
         removal: what replaces removed patches: `zero`, `black`, or `drop`.
         levels: number of sparsities, including 0 and 1: each explainer takes 2 · (levels − 2) masked images of a photo.
         grid: the patches of the heatmaps; `None` for the model's own.
-        batch_size: number of images at once.
 
     Returns:
         Numbers of each explainer, and of each image; it prints as a table.
@@ -75,8 +70,7 @@ def evaluate(
     Raises:
         InputError: for images that cannot be read, and explainers that do not fit the model.
     """
-    check_positive(batch_size=batch_size)
-    session = Session(model, "auto" if explainers is None else "Chance", weights, device)
+    session = Session(model, "auto" if explainers is None else "Chance")
     if explainers is None:
         built = {each.method: each.explainer for each in add_default_methods(session)}
     else:
@@ -90,7 +84,7 @@ def evaluate(
         agreement=(),
         classes="predicted" if classes is None else "label",
     )
-    return measure_photos(session, built, list_photos(images), settings, batch_size, classes)
+    return measure_photos(session, built, list_photos(images), settings, classes=classes)
 
 
 def measure_photos(
@@ -98,13 +92,17 @@ def measure_photos(
     explainers: Mapping[str, Explainer],
     photos: Sequence[Photo],
     settings: Evaluation,
-    batch_size: int,
+    batch_size: int | None = None,
     classes: Classes = None,
 ) -> EvaluationResult:
-    """Measure chance and explainers of a session's model, see `measure`; an interruption has a note how far it came."""
+    """Measure chance and explainers of a session's model, see `measure`; an interruption has a note how far it came.
+
+    `batch_size` is the number of images at once; `None` for what fits, at most `BATCH`.
+    """
     chance: Explainer = build("Chance", session.target, settings.grid)
     explainers = {"Chance": chance, **explainers}
     chosen = find_image_classes(classes, session.names, len(photos))
+    batch_size = batch_size or min(BATCH, *(choose_batch_size(each, session.target) for each in explainers.values()))
     passes = sum(map(estimate_passes, explainers.values())) + len(explainers) * 2 * (settings.levels - 2)
     names: list[str] = []
     saved = {name: each for name, each in explainers.items() if isinstance(each, SavedHeatmaps)}

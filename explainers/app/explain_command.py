@@ -14,7 +14,7 @@ from explainers.app.command import print_error
 from explainers.app.comparing import Comparison, Embedded, compare_with, embed_image, mean_embedding, stream_nearest
 from explainers.app.explanation import Explanation, picture_name
 from explainers.app.manifest import describe_explanation, write_heatmap, write_manifest
-from explainers.app.options import announce_passes, choose_device, find_classes, model_and_methods, start_sessions
+from explainers.app.options import announce_passes, find_classes, model_and_methods, start_sessions
 from explainers.app.photos import list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError
@@ -161,14 +161,12 @@ def serve(options: Namespace) -> None:
     """Serve the page until Ctrl-C."""
     from explainers.app.page import serve as serve_page  # with Gradio, which takes seconds
 
-    model, weights, methods = model_and_methods(options)
+    model, methods = model_and_methods(options)
     serve_page(
         model,
-        weights,
         methods[0],
         host=options.host,
         port=options.port,
-        device=choose_device(options),
         open_browser=options.open,
         domain=options.domain,
         audit=options.audit,

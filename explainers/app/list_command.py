@@ -49,9 +49,9 @@ def list_model_methods(options: Namespace) -> tuple[list[str], str]:
     from explainers.models.fetching import pretrained_config
     from explainers.posthoc.names import methods_for
 
-    model, weights, _ = model_and_methods(options)
-    if isinstance(model, str) and weights is None:  # the architecture decides, so nothing is downloaded
-        pretrained_config(model)
-        model = timm.create_model(model)
-    target = as_target(model, weights)
+    if options.weights or options.head:
+        target, _ = model_and_methods(options)
+    else:  # the architecture decides, so nothing is downloaded
+        pretrained_config(options.model)
+        target = as_target(timm.create_model(options.model))
     return methods_for(target), f"those that explain {target.name}"

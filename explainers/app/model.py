@@ -1,18 +1,14 @@
-"""The model of a session: on its device, with weights of its own or shared ones, and with its text head."""
+"""The model of a session, with weights of its own or shared ones, and its text head."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.masking import ImageSize
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import TextProjection
-from explainers.models.outputs import TargetFunction
-from explainers.models.scores import Score
 from explainers.models.wrappers import share_weights
 from explainers.text import TextHead, clip_text_head
 from explainers.text.encoders import clip_encoder
@@ -21,29 +17,14 @@ IMAGE_TOWERS = ("clip", "siglip")
 """Parts of timm's names of models that were trained with texts."""
 
 
-def prepare_model(
-    model: str | nn.Module,
-    weights: str | Path | None = None,
-    device: str | torch.device | None = None,
-    image_size: ImageSize | None = None,
-    score: Score | None = None,
-    function: TargetFunction | None = None,
-) -> TargetModel:
-    """Build the model to explain, with the arguments of `Session`, in eval mode; its weights need no gradients.
+def prepare_model(model: str | nn.Module) -> TargetModel:
+    """Build the model to explain, in eval mode, on a GPU for a name; its weights need no gradients.
 
-    The caller's model stays as it is; a `TargetModel` shares its weights. An InputError is raised for a device that
-    this machine does not have.
+    The caller's model stays as it is; a `TargetModel` shares its weights.
     """
-    target = as_target(model, weights, image_size=image_size, score=score, target=function)
+    device = "cuda" if isinstance(model, str) and torch.cuda.is_available() else None
+    target = as_target(model, device=device)
     target = _share_weights(target) if target is model else target
-    if device is None and isinstance(model, str) and torch.cuda.is_available():
-        device = "cuda"
-    if device is not None:
-        try:
-            target = target.to(device)
-        except (RuntimeError, AssertionError) as error:  # an unknown device, or none of its kind
-            reason = str(error).partition("\n")[0][:80]
-            raise InputError(f"expected a device such as cpu or cuda, got {device}: {reason}") from error
     return target.eval().requires_grad_(False)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from explainers.app.argument_types import parse_methods
 from explainers.app.choosing import Method, choose, estimate_passes
@@ -16,13 +15,11 @@ from explainers.app.command import DEFAULT_MODEL
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel, as_target
-from explainers.models.fetching import timm_model
-from explainers.models.names import class_index, find_other_classes, list_names, read_names
-from explainers.models.removal import check_removal
+from explainers.models.names import class_index, find_other_classes
 from explainers.posthoc import method_names
 from explainers.posthoc.defaults import Purpose
 from explainers.posthoc.names import find_passes_option, label_methods
-from explainers.refinement.coalitions import check_passes
+from explainers.refinement import Refined
 from explainers.share import load
 
 MANY = 200
@@ -34,10 +31,9 @@ TRIED = 16
 
 def start_sessions(options: Namespace) -> list[Session]:
     """The model with each of the explainers that the options name. What the model does not have is told at once."""
-    model, weights, methods = model_and_methods(options)
+    model, methods = model_and_methods(options)
     purpose: Purpose = "likeness" if options.similar_to or options.k else "texts" if options.texts else "classes"
-    pixels: dict[str, Any] = {"white": options.white, "bands": options.bands}
-    first = Session(model, methods[0], weights, choose_device(options), None, purpose, options.batch_size, **pixels)
+    first = Session(model, methods[0], None, purpose, options.batch_size)
     if options.texts:
         first.text_head.embed([*options.texts, *(options.against or ())])
     elif not options.similar_to:
@@ -48,8 +44,8 @@ def start_sessions(options: Namespace) -> list[Session]:
     return sessions
 
 
-def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, list[Method]]:
-    """The model, the file of its weights, and the methods, as `Session` takes them.
+def model_and_methods(options: Namespace) -> tuple[TargetModel, list[Method]]:
+    """The model and the methods, as `Session` takes them.
 
     The model of a trained explainer is the one that it was trained for, unless another is named.
     """
@@ -59,29 +55,29 @@ def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, 
                 "--weights, --head, --score and --image-size need --model beside --explainer: name the model"
             )
         explainer = load(options.explainer)
-        return _name_classes(explainer.target, options), None, [explainer]
+        return _build_model(explainer.target, options), [explainer]
     named = label_methods(options.method)
     methods: list[Method] = [{name: chosen} if chosen else name for name, chosen in named.values()]
     methods = [Path(options.explainer)] if options.explainer else methods
     purpose = "--similar-to" if options.similar_to else options.run
     if len(methods) > 1 and purpose not in ("explain", "benchmark"):
         raise InputError(f"--method {', '.join(named)}: expected one method for {purpose}: leave out all but one")
-    model = options.model or DEFAULT_MODEL
-    if all(each is None for each in (options.head, options.score, options.image_size, options.class_names)):
-        return model, options.weights, methods
-    target = TargetModel(timm_model(model, options.weights), options.head, options.score).eval()
-    return as_target(_name_classes(target, options), image_size=options.image_size), None, methods
+    return _build_model(options.model or DEFAULT_MODEL, options), methods
 
 
-def _name_classes(target: TargetModel, options: Namespace) -> TargetModel:
-    if options.class_names:
-        target.classes = list_names(read_names(options.class_names), target.num_classes)
-    return target
-
-
-def choose_device(options: Namespace) -> str | None:
-    """The device that the options name; otherwise a GPU, if there is one."""
-    return options.device or ("cuda" if torch.cuda.is_available() else None)
+def _build_model(model: str | TargetModel, options: Namespace) -> TargetModel:
+    """The model with all that the options say about it, on a GPU if there is one, unless they name another device."""
+    return as_target(
+        model,
+        options.weights,
+        head=options.head,
+        classes=options.class_names or (),
+        score=options.score,
+        device=options.device or ("cuda" if torch.cuda.is_available() else None),
+        image_size=options.image_size,
+        white=options.white,
+        bands=options.bands,
+    )
 
 
 def find_classes(session: Session, options: Namespace) -> tuple[list[int], list[int]]:
@@ -92,36 +88,20 @@ def find_classes(session: Session, options: Namespace) -> tuple[list[int], list[
 
 
 def set_passes(sessions: Sequence[Session], passes: int) -> None:
-    """Give explainers another number of forward passes: methods that choose one, and AnyHead, which they refine.
+    """Give explainers another number of forward passes: methods that choose one; those refine all others.
 
     Raises:
-        InputError: if none of the explainers has such a number, or it does not allow this one.
+        InputError: if an explainer does not allow this number.
     """
-    changed = [_set_passes(session, passes) for session in sessions]
-    if not any(changed):
-        having = [name for name in method_names() if find_passes_option(name)]
-        raise InputError(
-            f"expected --passes with AnyHead, or one of {', '.join(having)}, got"
-            f" {', '.join(session.method for session in sessions)}: leave out --passes"
-        )
-
-
-def _set_passes(session: Session, passes: int) -> bool:
-    """Change the explainer of a session, and its label; False if it has no number of passes."""
-    explainer: Any = session.explainer
-    removal = getattr(explainer, "refine_removal", None)
-    if removal is not None:
-        check_passes(passes=passes)
-        check_removal(session.target, removal)
-        explainer.refine = passes
-        explainer.forward_passes = 1 + passes
-        session.method = f"{session.method}(refine={passes})"
-        return True
-    ((name, options),) = label_methods(parse_methods(session.method)).values()
-    option = _passes_option(name)
-    if option is not None:
-        session.explainer, session.method = choose(session.target, {name: {**options, option: passes}})
-    return option is not None
+    for session in sessions:
+        ((name, options),) = label_methods(parse_methods(session.method)).values()
+        option = _passes_option(name)
+        if option is not None:
+            session.explainer, session.method = choose(session.target, {name: {**options, option: passes}})
+        else:
+            grid = getattr(session.explainer, "grid", session.target.grid)
+            session.explainer = Refined(session.target, grid, session.explainer, passes)
+            session.method = f"Refined(prior={session.method}, passes={passes})"
 
 
 def _passes_option(name: str) -> str | None:

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
@@ -17,13 +16,8 @@ from explainers.app.explanation import Explanation
 from explainers.app.model import find_text_head, is_image_tower, own_text_head, prepare_model
 from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_photos, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
-from explainers.images.bands import PixelFormat
-from explainers.images.decoding import White
-from explainers.masking import ImageSize
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names, find_image_classes, find_other_classes
-from explainers.models.outputs import TargetFunction
-from explainers.models.scores import Score
 from explainers.posthoc.defaults import Purpose
 from explainers.runtime.locks import ModelLock
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
@@ -42,17 +36,10 @@ class Settings(TypedDict, total=False):
 
     classes: Classes
     method: Method
-    weights: str | Path | None
     top: int
-    device: str | torch.device | None
     text: str | Sequence[str] | None
     against: Against
     text_head: TextHead | None
-    image_size: ImageSize | None
-    white: White
-    bands: Sequence[int] | None
-    score: Score | None
-    target: TargetFunction | None
 
 
 @overload
@@ -71,17 +58,10 @@ def explain(
     *,
     classes: Classes = None,
     method: Method = "auto",
-    weights: str | Path | None = None,
     top: int = 5,
-    device: str | torch.device | None = None,
     text: str | Sequence[str] | None = None,
     against: Against = None,
     text_head: TextHead | None = None,
-    image_size: ImageSize | None = None,
-    white: White = None,
-    bands: Sequence[int] | None = None,
-    score: Score | None = None,
-    target: TargetFunction | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
 
@@ -90,24 +70,17 @@ def explain(
     Args:
         images: a path, a folder (with all folders below it), a PIL image, pixels as an array or a tensor, or a list of
             them. For a model of other than 1 or 3 channels, arrays (H, W, C) or (C, H, W), .npy files, or GeoTIFF.
-        model: a name of timm, a module, or a `TargetModel`. It is not changed.
+        model: a name of timm, which computes on a GPU if there is one; a module; or a `TargetModel`, which `as_target`
+            makes with other weights, another head, image size, score or device. It is not changed.
         classes: the class to explain, by name or index, or one for each image; `None` for the predicted ones.
         method: `auto` takes a trained explainer if one is shipped for this backbone, else the method that fits best. Or
             a method of `explainers.posthoc`, the folder of a trained explainer, or an explainer, see `choose`.
-        weights: file of the model's weights; `None` for those of timm.
         top: number of most probable classes that an explanation lists.
-        device: where to compute; `None` for the model's device, or a GPU for a name of timm.
         text: where is what a text describes? A text, or several, of which that with the highest similarity is
             explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
         against: another class, or several: why this class rather than those? The heatmap shows what tells the class
             (by default the most probable other one) apart from their mean. Beside `text`, other texts.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
-        image_size: what the model sees of an image is scaled to this height and width in pixels, or one number for
-            both: more pixels give more patches. `None` for the model's own.
-        white: value of white in floats and images of more than 8 bits, such as 4095; or (black, white).
-        bands: three of 4 channels or more, numbered from 0, that pictures show; `None` for the first.
-        score: what the logits mean, `softmax`, `sigmoid` or `value`, see `as_target`.
-        target: function of what the module returns → the number of each image that is explained, see `as_target`.
 
     Returns:
         An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
@@ -119,7 +92,7 @@ def explain(
     if text is None and text_head is not None:
         raise InputError("text_head= needs text=")
     purpose: Purpose = "classes" if text is None else "texts"
-    session = Session(model, method, weights, device, text_head, purpose, None, image_size, white, bands, score, target)
+    session = Session(model, method, text_head, purpose)
     explanations = session.explain(images, classes, top, text, against)
     return explanations[0] if is_single(images) else explanations
 
@@ -128,17 +101,15 @@ class Session:
     """A model, and an explainer for it. Threads may share a session: `lock` lets one compute at a time.
 
     Args:
-        model: a name of timm, a module, or a `TargetModel`, see `as_target`. It is not changed.
+        model: see `explain`. It is not changed.
         method: see `choose`.
-        weights: file of the weights of a name of timm; `None` for timm's own.
-        device: where to compute; `None` for the device of the module, or a GPU for a name of timm.
         text_head: see `explain`; it is loaded when a text is explained.
         purpose: what `auto` chooses an explainer for; `auto` for texts if there is a `text_head`, or no classes.
         batch_size: number of images that are explained at once; `None` for as many as `choose_batch_size` finds.
-        image_size: see `explain`, as for `white`, `bands`, `score` and `target`.
 
     Attributes:
         target: the model.
+        transform: how photos become its images.
         pixels: the format of its images.
         explainer: a function of images (B, C, H, W) and classes (B,) → heatmaps (B, rows, columns).
         method: label of the explainer.
@@ -153,21 +124,14 @@ class Session:
         self,
         model: str | nn.Module,
         method: Method = "auto",
-        weights: str | Path | None = None,
-        device: str | torch.device | None = None,
         text_head: TextHead | None = None,
         purpose: Literal["auto"] | Purpose = "auto",
         batch_size: int | None = None,
-        image_size: ImageSize | None = None,
-        white: White = None,
-        bands: Sequence[int] | None = None,
-        score: Score | None = None,
-        target: TargetFunction | None = None,
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
         self.lock = ModelLock()
-        self.target = prepare_model(model, weights, device, image_size, score, target)
+        self.target = prepare_model(model)
         if text_head is None and purpose != "classes":
             text_head = own_text_head(model, self.target)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
@@ -179,7 +143,7 @@ class Session:
         self._batch_size = batch_size
         self._text_head = None if text_head is None else find_text_head(self.target, text_head)
         self.transform = self.target.transform
-        self.pixels = PixelFormat(self.target.channels, white, None if bands is None else tuple(bands))
+        self.pixels = self.target.pixels
 
     @property
     def batch_size(self) -> int:

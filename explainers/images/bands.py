@@ -1,6 +1,7 @@
 """Images of any number of channels and bits: what becomes of them for a model, and for pictures."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class PixelFormat:
 
     channels: int = 3
     white: White = None
-    bands: tuple[int, ...] | None = None
+    bands: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         black, white = (0, self.white) if not isinstance(self.white, tuple | list) else self.white
@@ -172,8 +173,8 @@ def to_pillow(pixels: np.ndarray, white: White = None) -> Image.Image:
     if pixels.dtype != np.uint8:
         if white is None:
             raise InputError(
-                f"expected uint8 pixels from 0 to 255, got {pixels.dtype}: give white=1 if they are from 0 to 1, or the"
-                " value of white, such as white=4095",
+                f"expected uint8 pixels from 0 to 255, got {pixels.dtype}: give the model white=1 if they are from"
+                " 0 to 1, or the value of white, such as white=4095",
                 "white",
             )
         pixels = (scale_to_16_bits(pixels, white) >> 8).astype(np.uint8)

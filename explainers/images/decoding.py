@@ -53,13 +53,13 @@ def convert_to_rgb(image: Image.Image, white: White = None) -> Image.Image:
         elif image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
             raise InputError(
                 f"expected 8 or 16 bits a channel, got mode {image.mode}, {pixels.min()} to {pixels.max()};"
-                " convert it to 8 bits, or explain it with white=, the value of white",
+                " convert it to 8 bits, or give the model white=, the value of white",
                 "white",
             )
         elif 0 < pixels.max() < LOWEST_WHITE:
             raise InputError(
                 f"expected values up to 65535 in a 16-bit image, got values up to {pixels.max()}, which would be nearly"
-                " black; if they have 8 or 12 bits, convert it to 8 bits, or explain it with white=4095",
+                " black; if they have 8 or 12 bits, convert it to 8 bits, or give the model white=4095",
                 "white",
             )
         image = Image.fromarray((pixels >> 8).astype(np.uint8))
@@ -83,8 +83,8 @@ def scale_to_16_bits(pixels: np.ndarray, white: White) -> np.ndarray:
     low, high = pixels.min(), pixels.max()
     if white is None or not np.isfinite([low, high]).all():
         raise InputError(
-            f"expected white=, the value of white, for {pixels.dtype} pixels, got values from {low} to {high}: give"
-            " white=4095 for 12 bits, 65535 for 16, or white=(black, white)",
+            f"expected white=, the value of white, for {pixels.dtype} pixels, got values from {low} to {high}: give the"
+            " model white=4095 for 12 bits, 65535 for 16, or white=(black, white)",
             "white",
         )
     black, top = white if isinstance(white, tuple | list) else (0, white)

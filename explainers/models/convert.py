@@ -5,13 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
 from explainers.errors import InputError
+from explainers.images.bands import PixelFormat
+from explainers.images.decoding import White
 from explainers.images.transform import ImageTransform
 from explainers.masking import ImageSize, read_size
 from explainers.models.clip_models import clip_target, find_inputs, find_tower, is_clip
@@ -39,106 +41,153 @@ from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.saved.identity import is_added
 
 
+class ImageSettings(TypedDict, total=False):
+    """Keyword arguments of `as_target` about the images that a model takes."""
+
+    image_size: ImageSize | None
+    mean: Statistics
+    std: Statistics
+    processor: Any
+    white: White
+    bands: Sequence[int] | None
+
+
+FIXED = ("weights", "mean", "std", "processor", "target", "whole")
+"""Arguments of `as_target` that a `TargetModel` has settled."""
+
+
 @keep_random_state()
 @ordinary_tensors()
 def as_target(
     model: Any,
     weights: Any = None,
     *,
-    mean: Statistics = None,
-    std: Statistics = None,
-    image_size: ImageSize | None = None,
+    head: nn.Module | str | Path | None = None,
     classes: Sequence[str] | str | Path = (),
-    processor: Any = None,
     score: Score | None = None,
     target: TargetFunction | None = None,
     whole: bool = False,
+    device: str | torch.device | None = None,
+    **images: Unpack[ImageSettings],
 ) -> TargetModel:
-    """Make any model a model to explain. The caller's model stays as it is.
+    """Make any model a model to explain, with all that belongs to it. The caller's model stays as it is.
 
     Models of torchvision and Hugging Face transformers are computed in timm's architecture where that gives the same
     outputs, which is checked. One line on stderr says what became of such a model, and its normalisation.
 
     Args:
-        model: the name of a timm model, a timm module, a `TargetModel`, which is returned as it is, or as a copy for
-            another `image_size`, a model of torchvision or transformers, or any module that maps normalised images
-            (B, C, H, W) to logits (B, K). Further inputs are fixed by `functools.partial(module, name=...)`.
+        model: the name of a timm model, a timm module, a model of torchvision or transformers, or any module that maps
+            normalised images (B, C, H, W) to logits (B, K). Further inputs are fixed by
+            `functools.partial(module, name=...)`. A `TargetModel` is returned as it is, or as a copy with other
+            settings.
         weights: file of the weights of a timm name; or the entry of torchvision's enumeration with which a model of
             torchvision was built, such as `ResNet50_Weights.DEFAULT`, which states normalisation and class names.
-        mean: mean of normalised pixels from 0 to 1, one for all channels or one for each; `None` takes the model's own,
-            for torchvision that of ImageNet, for transformers that of the family's usual image processor.
-        std: their standard deviation, likewise.
-        image_size: height and width of the images in pixels, or one number for both; a transformer interpolates its
-            positions. `None` takes the model's own, 224 for CNNs of torchvision.
+        head: a head of another task on the same backbone, or its file; `None` for the model's own.
         classes: names of the classes, in the order of the logits, or a file of them, see `read_names`; empty for those
             that the model names.
-        processor: what prepared the photos of its training: an image processor of transformers, or torchvision's
-            `weights.transforms()`; mean, std and image_size follow from it. `None` takes that of timm's config, of the
-            entry `weights`, or the usual one of the family.
         score: what the logits mean, `softmax`, `sigmoid` or `value`, see `TargetModel`; `None` takes `value` for a
             `target`, else what the config of transformers says, else `softmax`.
         target: function of what the module returns for B images → the number of each image that is explained, (B,),
             such as `lambda output: output["out"][:, 3, 40:80, 60:90].mean((1, 2))` of a segmentation.
         whole: explain the module as it is, without methods of transformers, where its parts might compute something
             else.
+        device: where the model computes; `None` for where it is.
+        image_size: height and width of the images in pixels, or one number for both: more pixels give more patches. A
+            transformer interpolates its positions. `None` takes the model's own, 224 for CNNs of torchvision.
+        mean: mean of normalised pixels from 0 to 1, one for all channels or one for each; `None` takes the model's own,
+            for torchvision that of ImageNet, for transformers that of the family's usual image processor.
+        std: their standard deviation, likewise.
+        processor: the image processor of transformers, or torchvision's `weights.transforms()`, that prepared the
+            photos of the training; mean, std and image_size follow from it. `None` takes that of timm's config, of the
+            entry `weights`, or the usual one of the family.
+        white: value of white in floats and images of more than 8 bits, such as 4095; or (black, white).
+        bands: three of 4 channels or more, numbered from 0, that pictures show; `None` for the first.
 
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
-    size, fixed = None if image_size is None else read_size(image_size), {}
+    if unknown := images.keys() - ImageSettings.__annotations__:
+        raise TypeError(f"as_target() got an unexpected keyword argument {min(unknown)!r}")
+    fixed: dict[str, Any] = {}
     if isinstance(model, partial):
         if model.args:
             raise InputError("expected further inputs by name, as in functools.partial(model, name=...), got no names")
         model, fixed = model.func, model.keywords
     if isinstance(model, nn.Module):
         model = take_off_wrappers(model)
+    names = read_names(classes) if isinstance(classes, str | Path) else classes
+    given_size = images.get("image_size")
+    size = None if given_size is None else read_size(given_size)
     if isinstance(model, TargetModel):
-        if not classes and not fixed and all(each is None for each in (weights, mean, std, processor, score, target)):
-            return model if size is None else _override_settings(model.copied(), size, (), None)
-        raise InputError(
-            "expected a TargetModel, which has its own settings, and image_size alone, got further arguments: drop them"
-        )
-    if target is not None and not callable(target):
-        raise InputError(
-            f"target= needs a function of what the module returns, got {target!r}: give one, such as lambda output:"
-            " output[:, 3]"
-        )
-    transform = None
-    if processor is not None:
+        found, settled = model, {"weights": weights, "target": target, "whole": whole or None, **images}
+        if given := [f"{name}=" for name in FIXED if settled.get(name) is not None] or [*fixed]:
+            raise InputError(f"{', '.join(given)}: a TargetModel was made with its own: give the model it was made of")
+    else:
+        if isinstance(model, str):
+            model, weights = timm_model(model, weights), None
+        _check_module(model, weights, target)
+        inputs = replace(_state_inputs(model, size, images), classes=() if head is not None else names, score=score)
+        if target is None and not fixed and not whole:
+            found = _settle_hooks(_find_target(model, weights, inputs))
+        else:
+            found = _settle_hooks(_read_output(model, weights, target, fixed, inputs))
+        size, names, score = None, () if head is None else names, None if head is None else score
+    white, bands = images.get("white"), images.get("bands")
+    seen = white is not None or bands is not None
+    if head is not None or score is not None:
+        found = TargetModel(found, head, score).eval()
+    elif found is model and any((size, names, device, seen)):
+        found = found.copied()
+    found = _override_settings(found, size, names, None)
+    if seen:
+        found.pixels = PixelFormat(found.channels, white, bands and tuple(bands))
+    return found if device is None else move(found, device)
+
+
+def move(target: TargetModel, device: str | torch.device) -> TargetModel:
+    """Move a target, in place; an InputError for a device that this machine does not have."""
+    try:
+        return target.to(device)
+    except (RuntimeError, AssertionError) as error:  # an unknown device, or none of its kind
+        reason = str(error).partition("\n")[0][:80]
+        raise InputError(f"device={device}: expected one such as cpu or cuda: {reason}", "device") from error
+
+
+def _state_inputs(model: nn.Module, size: tuple[int, int] | None, images: ImageSettings) -> Inputs:
+    """Say what the arguments of `as_target` state about the images of a module."""
+    mean, std, transform = images.get("mean"), images.get("std"), None
+    if (processor := images.get("processor")) is not None:
         found = read_processor(processor)
         mean, std = found.mean if mean is None else mean, found.std if std is None else std
         size = size or found.transform.size
         transform = replace(found.transform, size=size)
-    names = read_names(classes) if isinstance(classes, str | Path) else classes
-    if isinstance(model, str):
-        model, weights = timm_model(model, weights), None
+    count = count_channels(model)
+    if find_library(model) is None and not is_of_timm(model) and not is_clip(model):
+        # The mean of a module of no library may be of images that its first convolution does not see
+        count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
+    return Inputs(size, channels("mean", mean, count), channels("std", std, count), "as given", (), transform)
+
+
+def _check_module(model: Any, weights: Any, function: TargetFunction | None) -> None:
+    """Raise an InputError for no module, one without values, one with hooks of all modules, and arguments beside it."""
+    if function is not None and not callable(function):
+        raise InputError(
+            f"target= needs a function of what the module returns, got {function!r}: give one, such as lambda output:"
+            " output[:, 3]"
+        )
     if not isinstance(model, nn.Module):
         raise InputError(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, such"
             " as program.module() of an exported one, a name such as vit_tiny_patch16_224, or a TargetModel"
         )
-    _check_held(model)
-    if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
-        raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
-    count = count_channels(model)
-    if find_library(model) is None and not is_of_timm(model) and not is_clip(model):
-        # The mean of a module of no library may be of images that its first convolution does not see
-        count = next((len(each) for each in (mean, std) if isinstance(each, Sequence)), count)
-    means, stds = channels("mean", mean, count), channels("std", std, count)
-    given = Inputs(size, means, stds, "as given", names, transform, score)
-    if target is None and not fixed and not whole:
-        return _settle_hooks(_find_target(model, weights, given))
-    return _settle_hooks(_read_output(model, weights, target, fixed, given))
-
-
-def _check_held(model: nn.Module) -> None:
-    """Raise an InputError for a module without values, or with hooks that other modules have as well."""
     if any(map(is_added, [*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()])):
         raise InputError("model= needs hooks of its own, got such of all modules: remove them")
     if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):
         raise InputError(
             f"expected {type(model).__name__} with weights, got one on the meta device: load its weights first"
         )
+    if weights is not None and (find_library(model) is None or hasattr(model, "timm_model")):
+        raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
 
 
 def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:

@@ -14,6 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel, checks_choices
+from explainers.images.bands import PixelFormat
 from explainers.images.transform import ImageTransform
 from explainers.masking import PatchGrid, find_patch_size
 from explainers.models.heads import (
@@ -27,7 +28,8 @@ from explainers.models.heads import (
     take_head,
 )
 from explainers.models.inputs import zero_to_one
-from explainers.models.probes import Origin, count_channels
+from explainers.models.preprocessing import find_statistics
+from explainers.models.probes import Origin
 from explainers.models.scores import Score, scale_logits
 from explainers.models.wrappers import copy_attributes, copy_module
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
@@ -35,29 +37,6 @@ from explainers.saved.weights import check_finite, check_identity
 
 LIMITS = ("_min", "_max")
 """Ends of the names of clipping limits of Gemma 4, which are infinite in layers that do not clip."""
-
-
-def find_statistics(model: nn.Module) -> tuple[list[float], list[float]]:
-    """Find mean and std of the pixels, from 0 to 1, on which a model of timm was trained, one for each channel.
-
-    If its config states another number, one channel gets their mean, and others repeat them, as timm adapts the weights
-    of the first layer; a warning says so.
-    """
-    config, count = timm.data.resolve_model_data_config(model), count_channels(model)
-    known = config["mean"], config["std"]
-    if {len(stated) for stated in known} == {count}:
-        return list(known[0]), list(known[1])
-    mean, std = (
-        [sum(stated) / len(stated)] if count == 1 else [stated[i % len(stated)] for i in range(count)]
-        for stated in known
-    )
-    warnings.warn(
-        f"{type(model).__name__} of {count} channels: mean and std are guessed from those of {len(known[0])}: mean"
-        f" {' '.join(f'{value:.3g}' for value in mean)}, std {' '.join(f'{value:.3g}' for value in std)}; give"
-        " as_target(model, mean=, std=) if they are others",
-        stacklevel=3,
-    )
-    return mean, std
 
 
 class TargetModel(nn.Module):
@@ -89,6 +68,7 @@ class TargetModel(nn.Module):
     def __init__(self, model: Any, head: nn.Module | str | Path | None = None, score: Score | None = None) -> None:
         super().__init__()
         names: list[str] = []
+        given = model
         if isinstance(model, TargetModel):
             names, score = (model.classes, score or model.score) if head is None else ([], score)
             model, head = model.backbone, model.head if head is None else head
@@ -128,6 +108,8 @@ class TargetModel(nn.Module):
         mean, std = find_statistics(model)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None, None], persistent=False)
+        self.pixels = given.pixels if isinstance(given, TargetModel) else PixelFormat(self.channels)
+        """The values of images, and the bands that pictures show."""
         self._check_head(path, fitted.get("target", {}))
         # Quantised weights cannot be tested, and those on the device "meta" have no values
         tested = {k: each for k, each in self.state_dict().items() if type(each) is Tensor and not k.endswith(LIMITS)}

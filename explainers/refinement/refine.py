@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from explainers import Explainer, VectorExplainer
 from explainers.errors import InputError, check_integers, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
@@ -20,17 +21,6 @@ Fit = Literal["again", "ranking", "regions", "shapley"]
 """How passes refine a heatmap: they explain again, or embed pairs of masked images."""
 FEW = 32
 """Number of passes from which pairs of masked images are better than explaining again (AnyHead on ViT-Tiny, zero)."""
-
-
-@checks_choices
-def check_refine(target: TargetModel, refine: int, refine_removal: Removal) -> None:
-    """Raise an InputError unless an explainer of the target can be refined by so many passes, or by none: 0."""
-    check_integers(refine=refine)
-    if refine:
-        check_passes(refine=refine)
-        check_removal(target, refine_removal)
-    elif refine_removal != "zero":
-        raise InputError(f"expected refine above 0 with refine_removal={refine_removal}, got refine=0: add refine=64")
 
 
 @ordinary_tensors()
@@ -138,14 +128,14 @@ def _check_again(
 
 
 class Refined(nn.Module):
-    """Explains with a method without training that masked forward passes refine.
+    """Explains classes by an explainer whose heatmaps masked forward passes refine.
 
     For other arguments see `refine`.
 
     Args:
         target: the model to explain.
         grid: the patches that are explained.
-        prior: name of a method without training, see `posthoc.build`; `None` for no prior.
+        prior: an explainer of this model, such as AnyHead; the name of a method, see `posthoc.build`; `None` for none.
         passes: number of masked forward passes of each image, besides those of the prior and one of the whole image;
             with `again`, the number of its explanations by the prior, see `refine`.
     """
@@ -155,7 +145,7 @@ class Refined(nn.Module):
         self,
         target: TargetModel,
         grid: PatchGrid,
-        prior: str | None = "DecompX-PLUS",
+        prior: str | Explainer | None = "DecompX-PLUS",
         passes: int = 64,
         removal: Removal = "zero",
         fit: Fit | None = None,
@@ -170,7 +160,8 @@ class Refined(nn.Module):
         target.check_grid(grid)
         self.target = target.in_eval_mode()
         self.grid = grid
-        self.prior: Any = None if prior is None else build(prior, target, grid)
+        self.prior: Any = build(prior, target, grid) if isinstance(prior, str) else prior
+        check_explainer(self.prior)
         again = (fit or choose_fit(passes, self.prior, grid, removal)) == "again"
         if again:
             _check_again(self.prior, passes, grid, removal)
@@ -185,7 +176,8 @@ class Refined(nn.Module):
         self.chunk_size = chunk_size
         self.seed = seed
         of_prior = 0 if prior is None else getattr(self.prior, "forward_passes", 1)
-        self.forward_passes = 1 + (passes * of_prior if again else passes + of_prior)
+        embeds = again or not isinstance(self.prior, VectorExplainer)  # whose vectors come with the embeddings
+        self.forward_passes = embeds + (passes * of_prior if again else passes + of_prior)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, rows, columns)."""

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import InputError
 from explainers.models import TargetModel
 
 
@@ -40,15 +39,10 @@ class FunctionalGraph(nn.Module):
 
     Args:
         explainer: an explainer with vectors c_z of patches, such as AnyHead.
-
-    Raises:
-        InputError: for an explainer that refines its heatmaps by masked passes.
     """
 
     def __init__(self, explainer: Any) -> None:
         super().__init__()
-        if passes := getattr(explainer, "refine", 0):
-            raise InputError(f"expected an explainer of one pass, got refine={passes}: take refine=0")
         self.explainer: Any = explainer
 
     def forward(self, images: Tensor, functionals: Tensor) -> Tensor:

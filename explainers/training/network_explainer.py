@@ -80,17 +80,17 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         if classes is None:
             classes = self._logits(rows).argmax(-1)
         classes = validate_classes(classes, images, self.target.num_classes)
-        return self._heatmaps(self._predicted(rows), rows, classes)
+        return self._heatmaps(self.predict(rows), rows, classes)
 
     def all_classes(self, images: Tensor) -> Tensor:
         """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, rows, columns)."""
         rows = self._rows(images)
-        return self._heatmaps(self._predicted(rows), rows)
+        return self._heatmaps(self.predict(rows), rows)
 
     def prepare(self, images: Tensor) -> Callable[[Tensor], Tensor]:
         """Apply target and network to images (B, C, H, W): a function of classes (B,) → heatmaps (B, rows, columns)."""
         rows = self._rows(images)
-        predicted = self._predicted(rows)
+        predicted = self.predict(rows)
         kept = {"image": images, "embedding": self._embeddings(rows)}
 
         def heatmaps(classes: Tensor) -> Tensor:
@@ -102,10 +102,6 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         """The images, and what the network reads of them."""
         self.grid.check(images)
         return {"image": images} | self.reads({"image": images})
-
-    def _predicted(self, rows: dict[str, Tensor]) -> Tensor:
-        """What heatmaps are computed from: by default what `predict` returns."""
-        return self.predict(rows)
 
     def _embeddings(self, rows: dict[str, Tensor]) -> Tensor:
         """The embeddings (B, D) of the images, computed if they are not among the rows."""

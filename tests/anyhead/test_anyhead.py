@@ -11,9 +11,8 @@ from toys import VECTORS, batch_of, equal, fit, state, step, training
 
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher, anyhead
 from explainers.errors import InputError
-from explainers.models.functionals import class_rows, head_functionals
+from explainers.models.functionals import class_rows
 from explainers.models.heads import DistilledHead
-from explainers.refinement import refine
 from explainers.training.sources import complete
 from explainers.transformer.path_flow import sum_paths
 from explainers.vectors.fixed_head import FixedHead
@@ -165,15 +164,6 @@ def test_classes_of_a_cosine_head_are_explained_as_those_of_the_linear_head_at_t
     torch.testing.assert_close(tasks[:, 1], explainer(images))
 
 
-@torch.no_grad()
-def test_classes_of_a_cosine_head_are_refined(target, grid, images):
-    target.head = FixedHead(simplex(5, 24), scale=9.0)
-    _, explainer = known(target, grid, refine=8)
-    assert explainer(images).isfinite().all()
-    functionals = head_functionals(target.head, target.embed(target.normalise(images)), None, target(images).argmax(1))
-    torch.testing.assert_close(explainer.explain(images, functionals), explainer(images), rtol=1e-4, atol=1e-4)
-
-
 def test_a_temperature_of_0_is_refused(target, grid):
     with pytest.raises(InputError, match="^expected temperature above 0, got temperature=0$"):
         known(target, grid, temperature=0)
@@ -273,16 +263,6 @@ def test_all_classes_at_once_are_what_each_is_alone(make_target, monkeypatch, ar
             error = (found[:, label] - alone).abs().max() / alone.abs().max()
             assert error < (1e-4 if precision == torch.float32 else 0.05)
         assert len(sums) < 2
-
-
-@torch.no_grad()
-def test_vectors_that_are_summed_are_refined(make_target, images):
-    target = make_target(num_classes=30)
-    prior, own = (AnyHead(target, target.grid, **FLOW, refine=passes).eval() for passes in (0, 8))
-    own.network.load_state_dict(prior.network.state_dict())
-    refined = refine(prior, images, passes=8, temperature=None, fit="ranking")
-    expected = refined.explain(target.head.weight.expand(5, -1, -1)).heatmaps
-    torch.testing.assert_close(own.all_classes(images), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_gradients_of_heatmaps_by_the_network_are_those_of_the_vectors(make_target, images):

@@ -178,7 +178,7 @@ def text_head(monkeypatch):
 def test_twelve_bits_need_the_value_of_white(run, folder):
     Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save("xray.png")
     status, _, errors = run("explain", "xray.png", "--method", "Chance")
-    assert status == 1 and "explain it with --white=4095" in errors[0]
+    assert status == 1 and "give the model --white=4095" in errors[0]
     for white in ("4095", "0,4095"):
         assert run("explain", "xray.png", "--method", "Chance", "--white", white)[0] == 0
     _, _, errors = run("explain", "xray.png", "--method", "Chance", "--white", "2048")
@@ -330,7 +330,7 @@ def test_a_bad_file_that_is_named_is_an_error(run, folder):
 def test_several_methods_with_options_and_another_number_of_passes(run, folder):
     methods = ["--method", "GAE", "--method", "RISE(cells=3)"]
     status, lines, errors = run("explain", "cat.jpg", *methods, "--passes", "16", "--output", "maps")
-    assert (status, errors) == (0, []) and " by GAE -> " in lines[0]
+    assert (status, errors) == (0, []) and " by Refined(prior=GAE, passes=16) -> " in lines[0]
     assert " by RISE(cells=3, masks=16) -> " in lines[1] and lines[2].endswith("--method GAE")
     assert len(written(folder / "maps")) == 2
 
@@ -359,10 +359,11 @@ def test_passes_refine_anyhead_of_which_a_file_names_the_classes(target, grid, r
     status, lines, _ = run("explain", "cat.jpg", *words, model=False)
     assert status == 0 and lines[0].startswith("cat.jpg: d 0.")
     refined = SimpleNamespace(explainer=explainer, method="AnyHead", target=target)
-    options.set_passes([refined], 16)
-    assert refined.method == "AnyHead(refine=16)" and options.estimate_passes(explainer) == 17
-    with pytest.raises(InputError, match="got passes=4: take 16"):
-        options.set_passes([refined], 4)
+    options.set_passes([refined], 32)
+    assert refined.method == "Refined(prior=AnyHead, passes=32)" and options.estimate_passes(refined.explainer) == 33
+    with pytest.raises(InputError) as caught:
+        options.set_passes([refined], 1)
+    assert caught.value.settings == ("passes",)
 
 
 def test_a_stopped_benchmark_says_how_far_it_came(run, monkeypatch):
@@ -377,7 +378,7 @@ BAD = {
     "explain cat.jpg --class tabbi": (1, "--class=tabbi: expected one of the model's 1000 classes: did you mean tabby"),
     "explain cat.jpg --method RISE(100)": (2, "expected NAME or NAME(option=value, ...), got RISE(100), in which 100"),
     "explain cat.jpg --method GAE,RISE --output map.png": (1, "expected a folder for 2 pictures"),
-    "explain cat.jpg --method GAE --passes 64": (1, "expected --passes with AnyHead, or one of GradientSHAP, "),
+    "explain cat.jpg --method GAE --passes 1": (1, "expected passes from 2 to"),
     "explain cat.jpg --output cat.jpg": (1, "expected another file than the image itself"),
     "explain cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),
     "explain cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
@@ -428,8 +429,9 @@ def test_serve_passes_the_options_on(run, weights, monkeypatch):
     calls = []
     monkeypatch.setattr(page, "serve", lambda *of, **settings: calls.append((of, settings)))
     assert run("serve", "--port", "7861", "--method", "GAE")[0] == 0
-    settings = {"host": "127.0.0.1", "port": 7861, "device": None, "open_browser": False, "domain": None, "audit": None}
-    assert calls == [((MODEL, str(weights), "GAE"), settings)]
+    settings = {"host": "127.0.0.1", "port": 7861, "open_browser": False, "domain": None, "audit": None}
+    (((target, method), given),) = calls
+    assert (target.name, method, given) == (MODEL, "GAE", settings)
 
 
 def test_serve_without_gradio_names_the_extra(run, monkeypatch):

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from toys import SILENT
 
 import explainers
+from explainers.app import evaluating
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.evaluation.result import CURVES
@@ -67,7 +68,7 @@ def test_functions_names_and_explainers_are_measured_beside_chance_and_print_as_
     model = timm_model()
     for number, pixels in enumerate(PIXELS):
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-    result = explainers.evaluate(model, {"edges": edges, "attention": "GAE"}, tmp_path, levels=5, batch_size=2)
+    result = explainers.evaluate(model, {"edges": edges, "attention": "GAE"}, tmp_path, levels=5)
     assert isinstance(result, explainers.EvaluationResult)
     assert list(result.numbers) == ["Chance", "edges", "attention"] and len(result.images) == 5
     assert result.transform["size"] == (32, 32)
@@ -99,10 +100,10 @@ WAYS = {
 
 def test_heatmaps_of_other_tools_are_measured_as_they_come(recwarn):
     model, photos, kept = timm_model(as_target=True), [*PIXELS], []
-    explainers.evaluate(model, [lambda *of: kept.append(edges(*of)) or kept[-1]], photos, levels=5, batch_size=2)
+    explainers.evaluate(model, [lambda *of: kept.append(edges(*of)) or kept[-1]], photos, levels=5)
     of_images = torch.cat(kept)
     saved = {"array": of_images.numpy(), "list": [*of_images], "saved pixels": enlarge(of_images)}
-    result = explainers.evaluate(model, {"edges": edges, **WAYS, **saved}, photos, levels=5, batch_size=2)
+    result = explainers.evaluate(model, {"edges": edges, **WAYS, **saved}, photos, levels=5)
     for name in (*WAYS, *saved):
         for curve in CURVES:
             assert torch.allclose(result.scores[name][curve], result.scores["edges"][curve], atol=1e-5), name
@@ -115,16 +116,16 @@ def test_heatmaps_of_other_tools_are_measured_as_they_come(recwarn):
         torch.testing.assert_close(found, of_images[0])
 
 
-def test_saved_heatmaps_stay_with_their_images_where_a_file_is_broken(tmp_path):
+def test_saved_heatmaps_stay_with_their_images_where_a_file_is_broken(tmp_path, monkeypatch):
     for number, pixels in enumerate(PIXELS):
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
     (tmp_path / "1.png").write_bytes(b"broken")
     heatmaps = np.random.default_rng(0).random((5, 4, 4))
-    settings = {"levels": 5, "batch_size": 2}
+    monkeypatch.setattr(evaluating, "BATCH", 2)
     with pytest.warns(UserWarning, match="left out: 1 file"):
-        result = explainers.evaluate(timm_model(), {"saved": heatmaps}, tmp_path, **settings)
+        result = explainers.evaluate(timm_model(), {"saved": heatmaps}, tmp_path, levels=5)
     kept = [0, 2, 3, 4]
-    expected = explainers.evaluate(timm_model(), {"saved": heatmaps[kept]}, [PIXELS[each] for each in kept], **settings)
+    expected = explainers.evaluate(timm_model(), {"saved": heatmaps[kept]}, [PIXELS[each] for each in kept], levels=5)
     torch.testing.assert_close(result.scores["saved"], expected.scores["saved"])
 
 
@@ -184,7 +185,6 @@ def test_the_default_methods_are_those_that_explain_the_model(capsys):
         ),
         ({"explainers": [lambda images, classes: None]}, "^expected heatmaps of one size from <lambda>, .* NoneType$"),
         ({"classes": [1]}, "^classes: expected one class, or one for each of 2 images, got 1"),
-        ({"batch_size": 0}, "^expected batch_size above 0"),
         ({"removal": "blur"}, "^expected removal "),
     ],
 )

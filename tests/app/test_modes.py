@@ -174,7 +174,7 @@ def test_random_numbers_go_on_as_without_the_call(tmp_path):
     save_file(timm.create_model("test_vit", num_classes=3).state_dict(), weights)
     states = torch.get_rng_state, np.random.get_state, random.getstate
     before = [state() for state in states]
-    explainers.explain(IMAGES[0], "test_vit", weights=weights, method="ViTCX")
+    explainers.explain(IMAGES[0], as_target("test_vit", weights), method="ViTCX")
     after = [state() for state in states]
     assert torch.equal(before[0], after[0]) and before[2] == after[2]
     assert all(np.array_equal(*pair) for pair in zip(before[1], after[1], strict=True))

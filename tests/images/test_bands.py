@@ -17,7 +17,7 @@ from explainers.images.bands import PixelFormat, find_bands, see_pixels
 from explainers.images.decoding import scale_to_16_bits
 from explainers.images.transform import ImageTransform
 from explainers.models import TargetModel, as_target
-from explainers.models.model import find_statistics
+from explainers.models.preprocessing import find_statistics
 
 SIX = np.random.default_rng(0).integers(0, 256, (40, 48, 6), dtype=np.uint8)
 PHOTO = Image.fromarray(SIX[..., :3])
@@ -138,7 +138,7 @@ def test_npy_and_tiff_files_hold_the_same_bands(tmp_path):
     tifffile.imwrite(tmp_path / "b.tif", SIX.transpose(2, 0, 1), planarconfig="separate", photometric="minisblack")
     (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / "c.npy").write_text("no array")
-    session = Session(six_bands(), "GAE", bands=(5, 3, 0))
+    session = Session(as_target(six_bands(), bands=(5, 3, 0)), "GAE")
     with pytest.warns(UserWarning, match=r"left out: 1 file \(c.npy\)"):
         found = session.explain(tmp_path, classes=0)
     (expected,) = session.explain(SIX, classes=0)
@@ -182,11 +182,11 @@ def test_statistics_of_other_channels_are_guessed_in_one_line_or_stated():
 def test_twelve_bits_are_read_with_their_white(tmp_path):
     grey = SIX[..., 0].astype(np.uint16) * 16
     Image.fromarray(grey).save(tmp_path / "xray.png")
-    with pytest.raises(InputError, match="got values up to .* explain it with white=4095"):
+    with pytest.raises(InputError, match="got values up to .* give the model white=4095"):
         explainers.explain(tmp_path / "xray.png", vit(3), method="Chance")
     for image in (tmp_path / "xray.png", grey, Image.fromarray(grey), grey / 4095):
         white = 1 if isinstance(image, np.ndarray) and image.dtype == float else 4095
-        explanation = explainers.explain(image, vit(3), method="Chance", white=white)
+        explanation = explainers.explain(image, as_target(vit(3), white=white), method="Chance")
         read = np.array(explanation.photo()).astype(float)
         assert np.abs(read - (grey * (255 / 4095))[..., None]).max() <= 1
 

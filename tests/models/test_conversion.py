@@ -271,7 +271,7 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
         (
             "target",
             {"mean": 0.5},
-            "expected a TargetModel, which has its own settings, and image_size alone, got further arguments",
+            "mean=: a TargetModel was made with its own: give the model it was made of",
         ),
     ],
 )

@@ -32,7 +32,7 @@ def test_a_pretrained_model_classifies_imagenet_so_that_pixels_labels_and_normal
 
 def test_one_call_names_the_cat_and_the_cup_in_a_photo_and_shows_each_of_them():
     photo = Path(__file__).parents[2] / "docs/photos/cat_and_coffee.jpg"
-    explanation = explainers.explain(photo, "vit_tiny_patch16_224", weights=WEIGHTS)
+    explanation = explainers.explain(photo, explainers.as_target("vit_tiny_patch16_224", WEIGHTS))
     assert explanation.method == "AnyHead"  # the shipped one
     assert {each.name for each in explanation.classes} >= {"Egyptian cat", "espresso", "cup", "tabby"}
     cat, cup = (explanation.of(name).heatmap for name in ("tabby", "cup"))

@@ -95,16 +95,14 @@ def test_other_classes_and_heads_need_no_masked_pass(target, grid, images):
     torch.testing.assert_close((several.heatmaps[:, 1], several.errors[:, 1]), tuple(explained), rtol=1e-4, atol=1e-6)
 
 
-def test_anyhead_refines_its_own_vectors(anyhead, target, grid, images):
-    own = AnyHead(target, grid, VECTORS, temperature=2.0, refine=32, refine_removal="black").eval()
-    own.network.load_state_dict(anyhead.network.state_dict())
-    refined = refine(anyhead, images, None, 32, removal="black")
-    torch.testing.assert_close(own(images), refined.heatmaps, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(own(images, CLASSES), refined.of(CLASSES).heatmaps, rtol=1e-4, atol=1e-5)
-    v = torch.randn(5, 2, 24)
-    torch.testing.assert_close(own.explain(images, v), refined.explain(v).heatmaps, rtol=1e-4, atol=1e-5)
-    assert own.identity() == anyhead.identity()
-    assert own.forward_passes == 33
+def test_an_explainer_with_vectors_is_refined_around_the_class(anyhead, target, grid, images):
+    own = Refined(target, grid, anyhead, passes=32, removal="black")
+    with count_passes(target) as count:
+        found = own(images, CLASSES)
+    assert count.images == 5 * own.forward_passes == 5 * 33
+    torch.testing.assert_close(found, refine(anyhead, images, CLASSES, 32, removal="black").heatmaps)
+    with pytest.raises(InputError, match="^expected an explainer, got TargetModel"):
+        Refined(target, grid, target)
 
 
 @pytest.mark.slow
@@ -146,12 +144,6 @@ def test_functionals_are_explained_whatever_the_head_is(target, grid, images):
     target.head = nn.Sequential(nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 5))
     found = refine(None, images, None, 32, functionals=v, target=target)
     torch.testing.assert_close((found.heatmaps, found.errors), (expected.heatmaps, expected.errors))
-    own = AnyHead(target, grid, VECTORS, refine=16).eval()
-    plain = AnyHead(target, grid, VECTORS).eval()
-    plain.network.load_state_dict(own.network.state_dict())
-    expected = refine(plain, images, None, 16, functionals=v, fit="ranking").explain(torch.stack([v, -v], 1)).heatmaps
-    torch.testing.assert_close(own.explain(images, torch.stack([v, -v], 1)), expected, rtol=1e-4, atol=1e-5)
-    assert own.explain_tasks(images, [nn.Linear(24, 3)]).shape == (5, 1, 4, 4)
     assert found.of(CLASSES).heatmaps.isfinite().all()
 
 
@@ -180,14 +172,10 @@ def test_nothing_is_fitted_twice_or_without_need(anyhead, images, monkeypatch):
 
 
 def test_numbers_of_passes_are_checked_wherever_they_are_given(anyhead, target, grid, images):
-    for settings, message in (
-        ({"refine": 6}, "at least 8 passes, because fewer cannot tell the size of the prior, got refine=6"),
-        ({"refine": 63}, "an even number of passes, .* got refine=63: take 64"),
-        ({"refine": 8.0}, "refine as an integer, got refine=8.0"),
-        ({"refine_removal": "drop"}, "refine above 0 with refine_removal=drop, got refine=0: add refine=64"),
-    ):
-        with pytest.raises(InputError, match=f"^expected {message}"):
-            AnyHead(target, grid, VECTORS, **settings)
+    for passes in (6, 63, 8.0):
+        with pytest.raises(InputError) as caught:
+            Refined(target, grid, anyhead, passes, fit="ranking")
+        assert caught.value.settings == ("passes",)
     refined = refine(anyhead, images, CLASSES, 8)
     with pytest.raises(InputError):
         refined.until(-1.0, 16)

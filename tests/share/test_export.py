@@ -11,10 +11,8 @@ from conftest import timm_model, wake
 from toys import LIGHT, VECTORS
 
 from explainers.anyhead import AnyHead
-from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.share.views import FunctionalGraph
 from explainers.tve import TVE
 
 IMAGES = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
@@ -70,8 +68,3 @@ def test_the_onnx_graph_of_a_tower_explains_one_functional_and_500(tmp_path, mon
         torch.testing.assert_close(names["program"].module()(images, functionals), expected, rtol=1e-4, atol=1e-4)
         (found,) = session.run(None, {"images": images.numpy(), "functionals": functionals.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-3)
-
-
-def test_an_explainer_of_several_passes_has_no_such_graph():
-    with pytest.raises(InputError, match="^expected an explainer of one pass, got refine=8: take refine=0$"):
-        FunctionalGraph(lively(partial(AnyHead, refine=8), VECTORS))

@@ -128,7 +128,7 @@ HOSTILE = {
     "no class": (kind(None), "got None: give another file"),
     "another explainer of ours": (
         kind("AnyHead"),
-        "expected settings blend, refine, refine_removal, temperature, got 'h_weight'",
+        "expected settings blend, temperature, got 'h_weight'",
     ),
     "a model that explains itself": (kind("SelfExplaining"), "expected texts for classes, got None"),
     "a program as the network": (header(network__class="torch.load"), "got 'torch.load': give your own network"),

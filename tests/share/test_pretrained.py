@@ -69,7 +69,7 @@ def same(explainer, other):
     [
         (TVE, ("explainers@explainer=tve", "explainer.pooling=3", "explainer.hops=[1,2]")),
         (TVE, ("explainers@explainer=tve_paper", *SMALL_PAPER_NETWORK, "explainer.score=logit")),
-        (AnyHead, ("explainers@explainer=anyhead", "explainer.temperature=inf", "explainer.refine=8")),
+        (AnyHead, ("explainers@explainer=anyhead", "explainer.temperature=inf")),
         (Shapley, ("explainers@explainer=shapley_light", "explainer.normalisation=none")),
         (Shapley, ("explainers@explainer=vit_shapley", "explainer.network.freeze=false")),
         (Shapley, ("explainers@explainer=fastshap", "explainer.network.backbone=test_resnet")),

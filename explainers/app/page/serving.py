@@ -52,18 +52,16 @@ def import_gradio() -> Any:
 
 def serve(
     model: Any,
-    weights: str | Path | None = None,
     method: Any = "auto",
     host: str = "127.0.0.1",
     port: int = 7860,
-    device: str | None = None,
     open_browser: bool = False,
     block: bool = True,
     text_head: TextHead | None = None,
     domain: str | None = None,
     audit: Path | None = None,
 ) -> Any:
-    """Serve the page until Ctrl-C. `model`, `weights`, `method`, `device` and `text_head` are those of `Session`.
+    """Serve the page until Ctrl-C. `model`, `method` and `text_head` are those of `Session`.
 
     Args:
         host: address to listen on. The default accepts connections from this machine alone, 0.0.0.0 from all.
@@ -84,7 +82,7 @@ def serve(
     report = audit and audit / PAGE
     if audit:
         load_audit(audit)
-    page = build_page(Session(model, method, weights, device, text_head), tab=bool(report))
+    page = build_page(Session(model, method, text_head), tab=bool(report))
     try:
         page.launch(
             server_name=host,
