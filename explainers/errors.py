@@ -52,6 +52,12 @@ class InputError(ValueError):
         return text
 
 
+def check_keywords(function: str, given: Mapping[str, Any], known: type) -> None:
+    """Raise Python's TypeError for a keyword argument that a `TypedDict` lacks."""
+    if unknown := given.keys() - known.__annotations__:
+        raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
+
+
 class UnsupportedModel(InputError):
     """A model lacks what a method needs.
 

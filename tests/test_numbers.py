@@ -66,7 +66,6 @@ REFUSED = [
         "expected at least 8 passes, because fewer cannot tell the size of the prior, got passes=4",
     ),
     (Refined, {"seed": 1.5}, "expected seed as an integer, got seed=1.5"),
-    (Refined, {"noise": -1.0}, "expected noise of at least 0, got noise=-1.0"),
     (LightNetwork, {"blocks": []}, "expected blocks of vit_tiny_patch16_224 to read, got none"),
     (LightNetwork, {"width": 0}, "expected width above 0, got width=0"),
     (PaperNetwork, {"head_layers": 1}, "expected head_layers of at least 2, got head_layers=1"),

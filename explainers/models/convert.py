@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_keywords
 from explainers.images.bands import PixelFormat
 from explainers.images.decoding import White
 from explainers.images.transform import ImageTransform
@@ -106,8 +106,7 @@ def as_target(
     Raises:
         InputError: if the model cannot be explained, or an argument does not fit it.
     """
-    if unknown := images.keys() - ImageSettings.__annotations__:
-        raise TypeError(f"as_target() got an unexpected keyword argument {min(unknown)!r}")
+    check_keywords("as_target", images, ImageSettings)
     fixed: dict[str, Any] = {}
     if isinstance(model, partial):
         if model.args:

@@ -134,9 +134,7 @@ def find_round(pair: int) -> tuple[int, int]:
 
 
 @checks_choices
-def draw_coalitions(
-    fit: Draw, first: int, last: int, scores: Tensor, shape: tuple[int, int], noise: float, seed: int
-) -> Tensor:
+def draw_coalitions(fit: Draw, first: int, last: int, scores: Tensor, shape: tuple[int, int], seed: int) -> Tensor:
     """Draw the coalitions with the numbers `first` to `last` − 1, boolean (B, M, N); see `refine`.
 
     They depend on these numbers, the seed, and for `ranking` on the scores of the patches (B, N) alone, which
@@ -148,7 +146,7 @@ def draw_coalitions(
         keep = shapley_coalitions(index, scores.shape[-1], last, seed, paired=False, power=POWER)
         return keep[:, first:].expand(len(scores), -1, -1)
     numbers = torch.arange(first, last, device=scores.device)
-    return rank_coalitions(numbers, torch.zeros_like(scores) if fit == "regions" else scores, shape, noise, seed)
+    return rank_coalitions(numbers, torch.zeros_like(scores) if fit == "regions" else scores, shape, NOISE, seed)
 
 
 @checks_choices

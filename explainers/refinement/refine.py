@@ -1,24 +1,44 @@
 """Refining the explanations of any explainer: a function, and an explainer for evaluations."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from torch import Tensor, nn
 
 from explainers import Explainer, VectorExplainer
-from explainers.errors import InputError, check_integers, check_positive, check_range, checks_choices
+from explainers.errors import (
+    InputError,
+    check_choices,
+    check_integers,
+    check_keywords,
+    check_positive,
+    check_range,
+    checks_choices,
+)
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal
 from explainers.posthoc import build
 from explainers.refinement.again import Again, check_seen
-from explainers.refinement.coalitions import NOISE, TEMPERATURE, check_passes
+from explainers.refinement.coalitions import TEMPERATURE, check_passes
 from explainers.refinement.prior import Prior, check_explainer, find_target
 from explainers.refinement.refinement import MaskedPairs, Refinement
 from explainers.runtime.modes import ordinary_tensors
 
 Fit = Literal["again", "ranking", "regions", "shapley"]
 """How passes refine a heatmap: they explain again, or embed pairs of masked images."""
+
+
+class Masking(TypedDict, total=False):
+    """Keyword arguments of `refine` about its masked passes."""
+
+    removal: Removal
+    fit: Fit | None
+    temperature: float | None
+    chunk_size: int
+    seed: int
+
+
 FEW = 32
 """Number of passes from which pairs of masked images are better than explaining again (AnyHead on ViT-Tiny, zero)."""
 
@@ -34,13 +54,7 @@ def refine(
     functionals: Tensor | None = None,
     target: TargetModel | None = None,
     grid: PatchGrid | None = None,
-    removal: Removal = "zero",
-    fit: Fit | None = None,
-    noise: float = NOISE,
-    tolerance: float | None = None,
-    temperature: float | None = TEMPERATURE,
-    chunk_size: int = 256,
-    seed: int = 0,
+    **masking: Unpack[Masking],
 ) -> Refinement:
     """Refine the heatmaps of any explainer by masked forward passes.
 
@@ -54,21 +68,18 @@ def refine(
         explainer: the prior: an explainer of classes, or one with vectors, such as AnyHead; `None` for no prior.
         images: uint8, (B, C, H, W).
         classes: the class to explain in each image, (B,); `None` for the predicted ones.
-        passes: number of masked forward passes of each image, even and at least 8; with `tolerance`, the maximum. With
-            `again`, the number of explanations, from 2 to 2N − 1, the first of which is that of the whole image.
+        passes: number of masked forward passes of each image, even and at least 8; `Refinement.until` makes as many as
+            it takes. With `again`, the number of explanations, from 2 to 2N − 1, the first of the whole image.
         functionals: v · G(x) to explain instead of a class, one v for each image, (B, D). The head may then be of any
             kind, or missing.
         target: the model to explain; by default that of the explainer.
         grid: the patches; by default those of the explainer, or of the model.
         removal: what replaces hidden patches, see `Removal`.
         fit: how coalitions are drawn and weighed; `None`: `again` for fewer than 32 passes of an explainer, if the
-            removal is not `drop`, and without `tolerance`; otherwise `ranking`. `again`: see above. `ranking`: regions
+            removal is not `drop`; otherwise `ranking`. `again`: see above. `ranking`: regions
             around the ranking of patches that the passes so far give. `regions`: coherent regions, see
             `region_coalitions`. `shapley`: patches one by one; the heatmap converges to the Shapley values of the
             explained score.
-        noise: with `ranking`, how far coalitions deviate from the ranking, see `rank_coalitions`.
-        tolerance: stop when the median standard error of the patches of every image, relative to the standard deviation
-            of its heatmap, is below it, see `Refinement.precision`, but not before 64 passes; `None` makes all passes.
         temperature: t of the score of a class that is explained, see `score_functionals`.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the coalitions.
@@ -77,9 +88,11 @@ def refine(
         InputError: for numbers that make no sense, a removal that the model lacks, a head that is not linear, an
             explainer of another model, or one whose heatmaps do not fit.
     """
-    _check_numbers(noise, temperature, chunk_size, seed)
-    if tolerance is not None:
-        check_positive(tolerance=tolerance)
+    check_keywords("refine", masking, Masking)
+    check_choices(masking, Masking.__annotations__)
+    removal, temperature = masking.get("removal", "zero"), masking.get("temperature", TEMPERATURE)
+    chunk_size, seed = masking.get("chunk_size", 256), masking.get("seed", 0)
+    _check_numbers(temperature, chunk_size, seed)
     if classes is not None and functionals is not None:
         raise InputError("expected classes or functionals, got both: read the classes with of(classes) afterwards")
     if functionals is not None and functionals.dim() != 2:
@@ -93,35 +106,30 @@ def refine(
     patches: PatchGrid = getattr(explainer, "grid", target.grid) if grid is None else grid
     target.check_grid(patches)
     patches.check(images)
-    fit = fit or choose_fit(passes, explainer, patches, removal, tolerance)
+    fit = masking.get("fit") or choose_fit(passes, explainer, patches, removal)
     pairs = MaskedPairs(target, target.normalise(images), patches, removal, chunk_size)
-    of_prior = partial(Refinement, noise=noise, temperature=temperature, seed=seed)
+    of_prior = partial(Refinement, temperature=temperature, seed=seed)
     if fit == "again":
-        _check_again(explainer, passes, patches, removal, tolerance)
+        _check_again(explainer, passes, patches, removal)
         prior = Prior(Again(explainer, target, patches, passes, removal), target, patches, images, passes)
         return of_prior(prior, pairs, classes, functionals, "ranking")
     check_passes(passes=passes)
-    refinement = of_prior(Prior(explainer, target, patches, images), pairs, classes, functionals, fit)
-    return refinement.more(passes) if tolerance is None else refinement.until(tolerance, passes)
+    return of_prior(Prior(explainer, target, patches, images), pairs, classes, functionals, fit).more(passes)
 
 
 @checks_choices
-def choose_fit(passes: int, explainer: Any, grid: PatchGrid, removal: Removal, tolerance: float | None = None) -> Fit:
+def choose_fit(passes: int, explainer: Any, grid: PatchGrid, removal: Removal) -> Fit:
     """The default fit: `again` for fewer than 32 passes of an explainer of classes, where it can, else `ranking`."""
     check_integers(passes=passes)
     few = passes < min(FEW, 2 * grid.num_patches)
-    return "again" if few and callable(explainer) and removal in ("zero", "black") and tolerance is None else "ranking"
+    return "again" if few and callable(explainer) and removal in ("zero", "black") else "ranking"
 
 
 @checks_choices
-def _check_again(
-    explainer: Any, passes: int, grid: PatchGrid, removal: Removal, tolerance: float | None = None
-) -> None:
+def _check_again(explainer: Any, passes: int, grid: PatchGrid, removal: Removal) -> None:
     if not callable(explainer):
         got = None if explainer is None else type(explainer).__name__
         raise InputError(f"expected an explainer of classes for fit=again, got {got}: give one, or take fit=ranking")
-    if tolerance is not None:
-        raise InputError(f"expected tolerance=None with fit=again, got tolerance={tolerance}: take fit=ranking")
     check_seen(removal)
     check_integers(passes=passes)
     check_range(2, 2 * grid.num_patches - 1, passes=passes)
@@ -149,13 +157,12 @@ class Refined(nn.Module):
         passes: int = 64,
         removal: Removal = "zero",
         fit: Fit | None = None,
-        noise: float = NOISE,
         temperature: float | None = TEMPERATURE,
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_numbers(noise, temperature, chunk_size, seed)
+        _check_numbers(temperature, chunk_size, seed)
         check_removal(target, removal)
         target.check_grid(grid)
         self.target = target.in_eval_mode()
@@ -171,7 +178,6 @@ class Refined(nn.Module):
         self.passes = passes
         self.removal = removal
         self.fit = fit
-        self.noise = noise
         self.temperature = temperature
         self.chunk_size = chunk_size
         self.seed = seed
@@ -190,16 +196,14 @@ class Refined(nn.Module):
             grid=self.grid,
             removal=self.removal,
             fit=self.fit,
-            noise=self.noise,
             temperature=self.temperature,
             chunk_size=self.chunk_size,
             seed=self.seed,
         ).heatmaps
 
 
-def _check_numbers(noise: float, temperature: float | None, chunk_size: int, seed: int) -> None:
+def _check_numbers(temperature: float | None, chunk_size: int, seed: int) -> None:
     check_integers(chunk_size=chunk_size, seed=seed)
     check_positive(chunk_size=chunk_size)
-    check_range(0, noise=noise)
     if temperature is not None:
         check_positive(temperature=temperature)

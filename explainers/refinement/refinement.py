@@ -97,7 +97,6 @@ class Refinement:
         classes: Tensor | None,
         functionals: Tensor | None,
         fit: Draw,
-        noise: float,
         temperature: float | None,
         seed: int,
     ) -> None:
@@ -106,7 +105,6 @@ class Refinement:
         self.target: TargetModel = pairs.target
         self.grid: PatchGrid = pairs.grid
         self.fit = fit
-        self.noise = noise
         self.temperature = temperature
         self.seed = seed
         self.total = prior.embeddings - pairs.blank() if fit == "shapley" else None
@@ -170,7 +168,7 @@ class Refinement:
             ranked = start if self.fit == "ranking" else 0  # other draws do not read the scores
             scores = self._attribute(self.functionals, self._heatmaps, ranked)[0][:, 0]
             first, last = len(self.pairs), min(end, wanted)
-            self.pairs.add(draw_coalitions(self.fit, first, last, scores, self.grid.shape, self.noise, self.seed))
+            self.pairs.add(draw_coalitions(self.fit, first, last, scores, self.grid.shape, self.seed))
         return self
 
     def until(self, tolerance: float, passes: int) -> Self:
@@ -182,10 +180,10 @@ class Refinement:
         check_passes(passes=passes)
         wanted = len(self.pairs) + (passes - self.passes) // 2
         while len(self.pairs) < wanted:
-            _, end = find_round(len(self.pairs))
-            self.more(2 * (min(end, wanted) - len(self.pairs)))
             if 2 * len(self.pairs) >= EARLIEST and self.precision().max() < tolerance:
                 break
+            _, end = find_round(len(self.pairs))
+            self.more(2 * (min(end, wanted) - len(self.pairs)))
         return self
 
     def of(self, classes: Tensor) -> Estimate:

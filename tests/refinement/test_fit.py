@@ -58,7 +58,7 @@ def test_claimed_errors_are_honest_on_nine_patches_where_coalitions_repeat():
     weights, mixture = torch.randn(9, 12, generator=random).double(), torch.randn(12, generator=random).double()
     values = (masks.double() @ weights).tanh() @ mixture
     game = {frozenset(mask.nonzero()[:, 0].tolist()): value for mask, value in zip(masks, values, strict=True)}
-    drawn = [draw_coalitions("shapley", 0, 16, torch.zeros(1, 9), (3, 3), 0.0, seed) for seed in range(600)]
+    drawn = [draw_coalitions("shapley", 0, 16, torch.zeros(1, 9), (3, 3), seed) for seed in range(600)]
     keep, one = torch.cat(drawn), torch.ones(600, 1)
     number = keep.long() @ 2 ** torch.arange(8, -1, -1)
     observed, total = (values[number] - values[511 - number])[..., None], (values[-1] - values[0]) * one

@@ -38,8 +38,8 @@ def test_equal_scores_leave_regions_that_all_images_share():
 @pytest.mark.parametrize("fit", ["ranking", "regions", "shapley"])
 def test_draws_in_parts_are_those_at_once(fit):
     scores = torch.randn(2, 16)
-    at_once = draw_coalitions(fit, 0, 9, scores, (4, 4), 1.0, seed=1)
-    parts = [draw_coalitions(fit, first, last, scores, (4, 4), 1.0, seed=1) for first, last in ((0, 4), (4, 9))]
+    at_once = draw_coalitions(fit, 0, 9, scores, (4, 4), seed=1)
+    parts = [draw_coalitions(fit, first, last, scores, (4, 4), seed=1) for first, last in ((0, 4), (4, 9))]
     assert at_once.shape == (2, 9, 16) and torch.equal(torch.cat(parts, 1), at_once)
     assert torch.equal(at_once[0], at_once[1]) == (fit != "ranking")
-    assert not torch.equal(draw_coalitions(fit, 0, 9, scores, (4, 4), 1.0, seed=2), at_once)
+    assert not torch.equal(draw_coalitions(fit, 0, 9, scores, (4, 4), seed=2), at_once)

@@ -122,10 +122,12 @@ def test_shapley_values_are_approached_on_9_patches(make_model):
 
 def test_refining_stops_when_it_is_precise_enough(additive, images):
     target, _ = additive
-    refined = refine(None, images, CLASSES, 512, target=target, tolerance=0.2)
+    refined = refine(None, images, CLASSES, 8, target=target).until(0.2, 512)
     assert 64 <= refined.passes < 512 and refined.precision().max() < 0.2
-    assert refine(None, images, CLASSES, 512, target=target, tolerance=9).passes == 64  # fewer tell too little
-    assert refine(None, images, CLASSES, 24, target=target, tolerance=1e-9).passes == 24
+    assert refine(None, images, CLASSES, 8, target=target).until(9, 512).passes == 64  # fewer tell too little
+    assert refine(None, images, CLASSES, 8, target=target).until(1e-9, 24).passes == 24
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tolerance'"):
+        refine(None, images, CLASSES, 8, target=target, tolerance=9)
 
 
 def test_low_precision_changes_little(anyhead, images):
