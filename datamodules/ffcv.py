@@ -25,7 +25,7 @@ from datamodules.loaders import Resumable, Shard, check_loading, read_division, 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 from explainers.saved.files import file_hashes
-from explainers.saved.records import first_difference
+from explainers.saved.identity import first_difference
 
 if TYPE_CHECKING:
     from ffcv.loader import Loader

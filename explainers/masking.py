@@ -320,3 +320,9 @@ def apply_in_chunks(
         advance(len(chunk))
     outputs = torch.cat(parts)
     return (outputs[order.argsort()] if by_size else outputs).unflatten(0, keep.shape[:2])
+
+
+def is_constant(heatmaps: Tensor) -> Tensor:
+    """Whether all patches of each heatmap (B, rows, columns) have the same value, but for rounding: boolean (B,)."""
+    flat = heatmaps.flatten(1)
+    return flat.std(1, correction=0) <= 1e-6 * flat.abs().amax(1)

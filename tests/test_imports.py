@@ -90,8 +90,8 @@ def test_no_two_modules_need_each_other():
 MAY_KNOW = {
     "explainers": ("explainers",),
     "datamodules": (
-        *("explainers.errors", "explainers.saved.files", "explainers.saved.records", "explainers.runtime.progress"),
-        *("explainers.images", "explainers.models"),  # a .beton file holds what a model is shown
+        *("explainers.errors", "explainers.saved.files", "explainers.saved.records", "explainers.saved.identity"),
+        *("explainers.runtime.progress", "explainers.images", "explainers.models"),  # a .beton file holds what a model is shown
     ),
 }
 MAY_KNOW["callbacks"] = (

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from explainers import Explainer, PreparedExplainer, VectorExplainer
 from explainers.errors import InputError
-from explainers.masking import read_heatmaps
+from explainers.masking import is_constant, read_heatmaps
 from explainers.models import TargetModel
 from explainers.models.inputs import check_explains_functionals
 from explainers.posthoc.white_box import class_functionals
-from explainers.report.overlays import is_constant
 from explainers.text import TextHead
 
 

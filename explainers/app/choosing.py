@@ -1,4 +1,4 @@
-"""Chooses the explainer that fits a model, and says what it costs."""
+"""What a session is made of: the model, an explainer that fits it and its cost, and a text head."""
 
 import copy
 import sys
@@ -12,13 +12,17 @@ from torch import nn
 
 from explainers import Explainer, FunctionalExplainer, posthoc
 from explainers.errors import InputError, UnsupportedModel, checks_choices
-from explainers.models import TargetModel
+from explainers.models import TargetModel, as_target
+from explainers.models.heads import TextProjection
 from explainers.models.plain import PlainBackbone
+from explainers.models.wrappers import share_weights
 from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
 from explainers.posthoc.names import label_methods
 from explainers.saved.identity import find_changes
 from explainers.share import load
 from explainers.share.catalogue import COMMANDS, WEIGHTS, available, for_target, not_shipped
+from explainers.text import TextHead, clip_text_head
+from explainers.text.encoders import clip_encoder
 from explainers.transformer.blocks import find_blocks, is_transformer, num_prefix_tokens
 
 Method = str | Path | Mapping[str, Mapping[str, Any]] | Explainer
@@ -32,6 +36,9 @@ KNOWN = ("timm.", "torch.nn.", "explainers.")
 
 INSIDE = "; if it has a backbone of timm, TargetModel(backbone, head=head) explains better, with one pass"
 """What a line adds where a method by masks is taken for a model of no library."""
+
+IMAGE_TOWERS = ("clip", "siglip")
+"""Parts of timm's names of models that were trained with texts."""
 
 LARGEST = 16
 """Largest number of images that are explained at once."""
@@ -182,3 +189,68 @@ def _check_fits(explainer: Explainer, target: TargetModel, purpose: Purpose) -> 
 def print_once(line: str) -> None:
     """Print a line to the standard error, unless this process has printed it."""
     print(line, file=sys.stderr, flush=True)
+
+
+def prepare_model(model: str | nn.Module) -> TargetModel:
+    """Build the model to explain, in eval mode, on a GPU for a name; its weights need no gradients.
+
+    The caller's model stays as it is; a `TargetModel` shares its weights.
+    """
+    device = "cuda" if isinstance(model, str) and torch.cuda.is_available() else None
+    target = as_target(model, device=device)
+    target = _share_weights(target) if target is model else target
+    return target.eval().requires_grad_(False)
+
+
+def _share_weights(target: TargetModel) -> TargetModel:
+    """A model with modules of its own, whose mode and hooks can change, and with the tensors of another one.
+
+    Weights that were made inside `torch.inference_mode`, which autograd refuses, are copied.
+    """
+    if any(weight.is_inference() for weight in [*target.parameters(), *target.buffers()]):
+        return target.copied()
+    shared = share_weights(target) | {id(buffer): buffer.detach() for buffer in target.buffers()}
+    own = copy.deepcopy(target, shared)
+    own.origin = target.origin
+    return own
+
+
+def own_text_head(model: Any, target: TargetModel) -> TextHead | None:
+    """The text head of a model of CLIP whose image tower is the target; `None` for other models."""
+    if not hasattr(model, "encode_text"):
+        return None
+    return clip_text_head(target, encode=clip_encoder(model))
+
+
+def find_text_head(target: TargetModel, head: TextHead | None = None) -> TextHead:
+    """The text head of a model, on the model's device: a given one, or that of an image tower of CLIP or SigLIP.
+
+    Raises:
+        InputError: for a model that was not trained with texts, and what `clip_text_head` refuses.
+    """
+    if head is None:
+        if not has_texts(target):
+            raise InputError(
+                f"expected an image tower of CLIP or SigLIP for texts, got {target.name}: take one, such as"
+                " vit_base_patch16_clip_quickgelu_224.openai, or in a program a text_head, such as that of"
+                " explainers.text.fit_text_head"
+            )
+        return clip_text_head(target).to(target.mean.device)
+    if not isinstance(head, TextHead):
+        raise InputError(f"expected text_head as a TextHead, got {type(head).__name__}: see explainers.text")
+    head.check_fits(target)
+    return head if head.device == target.mean.device else copy.deepcopy(head).to(target.mean.device)
+
+
+def has_texts(target: TargetModel) -> bool:
+    """Whether timm's name of a model says that it was trained with texts, and not fine-tuned for classes."""
+    name = f"{target.name}.{target.backbone.pretrained_cfg.get('tag') or ''}"
+    return any(word in name for word in IMAGE_TOWERS) and "_ft_" not in name
+
+
+def is_image_tower(target: TargetModel) -> bool:
+    """Whether a model was trained with texts and has no classes: its head is none, or projects embeddings to texts."""
+    if isinstance(target.head, TextProjection):
+        return True
+    outputs = getattr(target.head, "out_features", 0)
+    return has_texts(target) and outputs == target.backbone.pretrained_cfg.get("num_classes", 0)

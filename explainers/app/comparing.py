@@ -11,9 +11,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from explainers.app.batches import check_scores
-from explainers.app.choosing import Method
+from explainers.app.choosing import Method, is_image_tower
 from explainers.app.explanation import picture_name, save_picture
-from explainers.app.model import is_image_tower
 from explainers.app.photos import Images, OneImage, Photo, is_single, list_photos
 from explainers.app.session import Session
 from explainers.errors import InputError, check_positive

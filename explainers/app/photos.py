@@ -112,7 +112,7 @@ def _list_path(given: str | Path) -> list[Photo]:
         raise InputError(f"expected a file, got a URL: download it first ({given})")
     path = Path(os.path.expanduser(given))
     if os.path.isfile(path):  # Path.is_file raises an error for a text that is too long for a name
-        if path.suffix.lower() in {".heic", ".heif"} - set(endings()):  # photos of phones
+        if path.suffix.lower() in (".heic", ".heif") and path.suffix.lower() not in endings():  # photos of phones
             raise InputError(f"expected a kind of image that Pillow reads, got {path.name}: pip install pillow-heif")
         return [Photo(printable(path.name), partial(_read, path), file=path)]
     if not os.path.isdir(path) or not str(given):

@@ -11,9 +11,17 @@ from torch import Tensor, nn
 
 from explainers import Explainer, VectorExplainer
 from explainers.app.batches import PreparedClasses, PreparedTexts, check_heatmaps, check_scores, is_signed
-from explainers.app.choosing import Method, choose, choose_batch_size, estimate_passes
+from explainers.app.choosing import (
+    Method,
+    choose,
+    choose_batch_size,
+    estimate_passes,
+    find_text_head,
+    is_image_tower,
+    own_text_head,
+    prepare_model,
+)
 from explainers.app.explanation import Explanation
-from explainers.app.model import find_text_head, is_image_tower, own_text_head, prepare_model
 from explainers.app.photos import Images, OneImage, Photo, decode_batches, decode_photos, is_single, list_photos
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.models.heads import NoHead

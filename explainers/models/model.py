@@ -28,8 +28,7 @@ from explainers.models.heads import (
     take_head,
 )
 from explainers.models.inputs import zero_to_one
-from explainers.models.preprocessing import find_statistics
-from explainers.models.probes import Origin
+from explainers.models.probes import Origin, find_statistics
 from explainers.models.scores import Score, scale_logits
 from explainers.models.wrappers import copy_attributes, copy_module
 from explainers.saved.identity import Identity, architecture_hash, weights_hash

@@ -1,17 +1,13 @@
 """Reads what transforms of torchvision and image processors of transformers do with photos."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import timm.data
 from PIL import Image
-from torch import nn
 
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform, Resize
-from explainers.models.probes import count_channels
 
 WARPED = 384
 """Side from which on ConvNeXT's processor, which has a crop_pct and no crop, squashes photos."""
@@ -45,29 +41,6 @@ class Preprocessing:
     transform: ImageTransform
     mean: Sequence[float]
     std: Sequence[float]
-
-
-def find_statistics(model: nn.Module) -> tuple[list[float], list[float]]:
-    """Find mean and std of the pixels, from 0 to 1, on which a model of timm was trained, one for each channel.
-
-    If its config states another number, one channel gets their mean, and others repeat them, as timm adapts the weights
-    of the first layer; a warning says so.
-    """
-    config, count = timm.data.resolve_model_data_config(model), count_channels(model)
-    known = config["mean"], config["std"]
-    if {len(stated) for stated in known} == {count}:
-        return list(known[0]), list(known[1])
-    mean, std = (
-        [sum(stated) / len(stated)] if count == 1 else [stated[i % len(stated)] for i in range(count)]
-        for stated in known
-    )
-    warnings.warn(
-        f"{type(model).__name__} of {count} channels: mean and std are guessed from those of {len(known[0])}: mean"
-        f" {' '.join(f'{value:.3g}' for value in mean)}, std {' '.join(f'{value:.3g}' for value in std)}; give"
-        " as_target(model, mean=, std=) if they are others",
-        stacklevel=3,
-    )
-    return mean, std
 
 
 def read_processor(processor: Any) -> Preprocessing:

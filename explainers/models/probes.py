@@ -1,9 +1,11 @@
 """Probe images, and how far the outputs of a model that was taken apart differ from its own."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import timm.data
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -92,3 +94,26 @@ class Origin:
                 f"{target.name}: the module itself gives this image other logits than its parts ({classes}; they differ"
                 f" by {difference:.1g} of their range): explain it as it is, with as_target(model, whole=True)"
             )
+
+
+def find_statistics(model: nn.Module) -> tuple[list[float], list[float]]:
+    """Find mean and std of the pixels, from 0 to 1, on which a model of timm was trained, one for each channel.
+
+    If its config states another number, one channel gets their mean, and others repeat them, as timm adapts the weights
+    of the first layer; a warning says so.
+    """
+    config, count = timm.data.resolve_model_data_config(model), count_channels(model)
+    known = config["mean"], config["std"]
+    if {len(stated) for stated in known} == {count}:
+        return list(known[0]), list(known[1])
+    mean, std = (
+        [sum(stated) / len(stated)] if count == 1 else [stated[i % len(stated)] for i in range(count)]
+        for stated in known
+    )
+    warnings.warn(
+        f"{type(model).__name__} of {count} channels: mean and std are guessed from those of {len(known[0])}: mean"
+        f" {' '.join(f'{value:.3g}' for value in mean)}, std {' '.join(f'{value:.3g}' for value in std)}; give"
+        " as_target(model, mean=, std=) if they are others",
+        stacklevel=3,
+    )
+    return mean, std

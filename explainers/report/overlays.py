@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explainers.errors import InputError, check_range
 from explainers.images.transform import Box
-from explainers.masking import read_heatmaps
+from explainers.masking import is_constant, read_heatmaps
 from explainers.saved.files import printable
 
 STOPS = (40, 60, 255), (40, 120, 255), (60, 180, 255), (230, 40, 20), (255, 120, 0), (255, 220, 0)
@@ -33,8 +33,6 @@ SIZE = 640  # longer side of a panel in pixels
 TEXT = (28, 30, 33)  # RGB of letters
 PIXELATED = 160  # side in pixels up to which images are enlarged without interpolation: it would blur them
 SATURATED = 0.03  # fraction of patches that have the full colour, so that one outlier does not make all others pale
-ROUNDING = 1e-6
-"""Largest standard deviation of a heatmap that is called constant, relative to its largest absolute value."""
 
 FONTS = "DejaVuSans.ttf", "arial.ttf", "Arial Unicode.ttf", "NotoSansCJK-Regular.ttc", "msyh.ttc"
 """Fonts of Linux, Windows and macOS for titles with characters that Pillow's own font lacks."""
@@ -58,12 +56,6 @@ class ColourScale:
         if self.constant:
             return torch.zeros(heatmap.shape)
         return ((heatmap.detach().float().cpu() - self.centre) / self.limit).clamp(-1 if self.signed else 0, 1)
-
-
-def is_constant(heatmaps: Tensor) -> Tensor:
-    """Whether all patches of each heatmap (B, rows, columns) have the same value, but for rounding: boolean (B,)."""
-    flat = heatmaps.flatten(1)
-    return flat.std(1, correction=0) <= ROUNDING * flat.abs().amax(1)
 
 
 def colour_scale(heatmap: Tensor, signed: bool | None = None) -> ColourScale:

@@ -13,8 +13,8 @@ from explainers.errors import check_distinct
 from explainers.posthoc.names import label_methods
 from explainers.results.reading import load, load_scores, write_scores
 from explainers.saved.files import file_hashes, is_first_process, write_atomically
-from explainers.saved.identity import WITHOUT_EFFECT
-from explainers.saved.records import devices, first_difference, leaves, versions
+from explainers.saved.identity import WITHOUT_EFFECT, first_difference
+from explainers.saved.records import devices, leaves, versions
 
 NOT_MEASURED = {
     "name": "names the folder",

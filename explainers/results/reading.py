@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explainers.errors import InputError, check_distinct
 from explainers.saved.files import is_first_process, printable
-from explainers.saved.records import first_difference
+from explainers.saved.identity import first_difference
 from explainers.saved.weights import read_tensors, save_tensors
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]

@@ -16,7 +16,8 @@ from explainers.errors import InputError
 from explainers.running.inputs import CHECKPOINTS, METRICS, MODELS
 from explainers.running.processes import count_all_processes
 from explainers.saved.files import file_hashes, is_first_process, write_atomically
-from explainers.saved.records import devices, first_difference, leaves, versions
+from explainers.saved.identity import first_difference
+from explainers.saved.records import devices, leaves, versions
 
 MAY_DIFFER = (
     *("data_dir", "ckpt_path", "fit", "test", "next", "logger"),

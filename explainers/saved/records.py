@@ -40,24 +40,3 @@ def leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{key}.{name}".lstrip("."))
     else:
         yield key, config
-
-
-def first_difference(old: Any, new: Any, key: str = "") -> str | None:
-    """Describe the first difference of two nested configs as `key: old → new`; None if they are equal.
-
-    >>> first_difference({"seed": 0, "explainer": {"hops": [1]}}, {"seed": 0, "explainer": {"hops": [2]}})
-    'explainer.hops: [1] → [2]'
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in {**new, **old}:
-            difference = first_difference(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
-            if difference:
-                return difference
-        return None
-    return None if old == new else f"{key}: {_short(old)} → {_short(new)}"
-
-
-def _short(value: Any) -> str:
-    """Convert a value to text; a whole section, which one of the configs lacks, is cut to 80 characters."""
-    text = str(value)
-    return f"{text[:80]}..." if isinstance(value, dict) and len(text) > 80 else text

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from explainers.errors import InputError, fits
 from explainers.saved.files import atomic
-from explainers.saved.identity import Identity
-from explainers.saved.records import first_difference
+from explainers.saved.identity import Identity, first_difference
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[str, Any] | None = None) -> Path:

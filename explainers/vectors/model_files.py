@@ -13,8 +13,7 @@ from explainers.errors import InputError, check_distinct
 from explainers.models import TargetModel
 from explainers.models.heads import COSINES, check_count
 from explainers.models.scores import Score
-from explainers.saved.identity import Identity, architecture_hash, weights_hash
-from explainers.saved.records import first_difference
+from explainers.saved.identity import Identity, architecture_hash, first_difference, weights_hash
 from explainers.saved.weights import (
     check_forms,
     check_identity,

@@ -10,7 +10,7 @@ from PIL import Image
 
 import explainers
 from explainers import posthoc
-from explainers.app import model
+from explainers.app import choosing
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -85,7 +85,7 @@ def test_a_clip_of_timm_with_its_text_tower(monkeypatch):
     clip()
     tower = image_tower()
     head = clip_text_head(tower, "tiny-quickgelu", "")
-    monkeypatch.setattr(model, "clip_text_head", lambda target: head)
+    monkeypatch.setattr(choosing, "clip_text_head", lambda target: head)
     explanation = explainers.explain(IMAGE, tower, text=["a cat", "a dog"])
     with torch.no_grad():
         expected = head(tower.embed(tower.normalise(explanation.image[None])), ["a cat", "a dog"])

@@ -17,7 +17,7 @@ from explainers.images.bands import PixelFormat, find_bands, see_pixels
 from explainers.images.decoding import scale_to_16_bits
 from explainers.images.transform import ImageTransform
 from explainers.models import TargetModel, as_target
-from explainers.models.preprocessing import find_statistics
+from explainers.models.probes import find_statistics
 
 SIX = np.random.default_rng(0).integers(0, 256, (40, 48, 6), dtype=np.uint8)
 PHOTO = Image.fromarray(SIX[..., :3])
