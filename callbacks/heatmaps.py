@@ -20,7 +20,7 @@ class Heatmaps(Callback):
     """Draws heatmaps of validation images, beside chance and a method without training, at validations.
 
     The figure is written to a PNG file, and logged to W&B if there is such a logger. The images are evenly spaced in
-    the validation set. The last figure is that of the trained explainer.
+    the validation set. The last figure shows the trained explainer.
 
     Args:
         folder: folder of the PNG file.

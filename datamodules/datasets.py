@@ -146,7 +146,7 @@ def own_folder(root: str | Path, train: str, val: str, split: str) -> tuple[Path
     if folders == [True, False]:
         raise InputError(
             f"expected {train}/ and {val}/ in {root}, or neither, got {train}/ alone: add {val}/, or move the images of"
-            f" {train}/ up, of which every tenth is then for validation"
+            f" {train}/ up; every tenth file is then for validation"
         )
     return (Path(root, split), None) if any(folders) else (Path(root), split != train)
 

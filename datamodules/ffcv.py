@@ -209,7 +209,7 @@ class FFCV(LightningDataModule):
         return self._file(split)[1]
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """See `Images`; the hashes are that of the file."""
+        """See `Images`; the hash is the file's."""
         path, samples = self._file(split)
         (content,) = file_hashes([path])
         shown = read_description(Path(path))[1] or asdict(self.transform)

@@ -109,7 +109,7 @@ def box_mask(boxes: Sequence[Box], size: Size, scale: tuple[float, float], offse
     Args:
         boxes: boxes, in pixels of the image that they were drawn on.
         size: H and W, in pixels.
-        scale: size of the resized image divided by that of the image with the boxes, (height, width).
+        scale: size of the resized image divided by the size of the image with the boxes, (height, width).
         offset: first (row, column) of the crop in the resized image.
 
     >>> box_mask([(2, 0, 6, 2)], (3, 3), scale=(0.5, 0.5), offset=(0, 0)).int().tolist()  # columns 1 and 2 of row 0

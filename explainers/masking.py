@@ -120,7 +120,7 @@ def find_patch_size(size: tuple[int, int], usual: int = PATCH) -> int:
 
 
 def map_shape(positions: int, shape: Sequence[int]) -> tuple[int, int]:
-    """Return rows and columns of a feature map of an image, both of which are only known as their product.
+    """Return rows and columns of a feature map of an image, which are only known as their product.
 
     Args:
         positions: rows · columns of the map.

@@ -91,7 +91,11 @@ MAY_KNOW = {
     "explainers": ("explainers",),
     "datamodules": (
         *("explainers.errors", "explainers.saved.files", "explainers.saved.records", "explainers.saved.identity"),
-        *("explainers.runtime.progress", "explainers.images", "explainers.models"),  # a .beton file holds what a model is shown
+        *(
+            "explainers.runtime.progress",
+            "explainers.images",
+            "explainers.models",
+        ),  # a .beton file holds a model's images
     ),
 }
 MAY_KNOW["callbacks"] = (

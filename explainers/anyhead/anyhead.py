@@ -79,7 +79,7 @@ class AnyHead(NetworkExplainer):
 
     @torch.no_grad()
     def decompose_lazily(self, images: Tensor) -> Decomposition:
-        """Decompose images as `decompose` does, but compute only what is asked for; few patches are faster."""
+        """Decompose images as `decompose` does, but compute only what a caller asks for; few patches are faster."""
         self.grid.check(images)
         rows, record = self.reads.read(images)
         target, network, blend = self.target, self.network, self._blend
@@ -160,7 +160,7 @@ class AnyHead(NetworkExplainer):
         return self._attribute(self._predict_once(rows, record), functionals)
 
     def _predict_once(self, rows: dict[str, Tensor], record: Record | StageRecord | None) -> Tensor:
-        """The vectors of `predict`, of a pass of which the paths are not read yet."""
+        """The vectors of `predict`, from a pass whose paths are not read yet."""
         if record is None:
             return self.predict(rows)
         if not prefer_sums(self.target, record, self.grid.num_patches, self.target.embed_dim):

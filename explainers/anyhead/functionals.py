@@ -24,7 +24,7 @@ from explainers.text.heads import TextHead, clip_text_head
 Functional = Literal["predicted", "other", "difference", "mixture", "isotropic"]
 Functionals = Annotated[Sequence[Functional], REPEATED]  # every entry is a draw of its own
 LIKELY = 20
-"""Number of most probable classes after the predicted one, of which `other` is drawn."""
+"""Number of most probable classes after the predicted one, from which `other` is drawn."""
 
 
 @checks_choices
@@ -34,7 +34,7 @@ def random_functionals(kinds: Functionals, rows: Tensor, logits: Tensor, index: 
     Args:
         kinds: the kind of each of V functionals. `predicted`: W_y of the predicted class, relative to the mean of all
             rows W̄. `other`: W_k of another likely class, relative to W̄. `difference`: W_i − W_j of two random classes.
-            `mixture`: a sum of all W_k − W̄ with normal weights, so that its covariance is that of the rows.
+            `mixture`: a sum of all W_k − W̄ with normal weights, so that it has the covariance of the rows.
             `isotropic`: normal entries.
         rows: W, (K, D).
         logits: (B, K).

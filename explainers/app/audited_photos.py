@@ -143,7 +143,7 @@ def find_labels(labels: Labels, photos: Sequence[Photo], target: TargetModel) ->
 
     Raises:
         InputError: for folders, names or numbers that are no class of the model, a list of another length, and names
-            of which none, or several, are those of a photo.
+            that fit no photo, or several.
     """
     if labels is None:
         return torch.full((len(photos),), -1)
@@ -293,7 +293,7 @@ def find_objects(masks: Masks, photos: Sequence[Photo], session: Session, grid: 
 
 
 def mark_patches(mask: Tensor, grid: PatchGrid) -> Tensor:
-    """Mark the patches of a mask, 0 to 255, (H, W), of which more than half is bright: boolean (N,).
+    """Mark the patches of a mask, 0 to 255, (H, W), more than half of which are bright: boolean (N,).
 
     >>> mark_patches(torch.tensor([[0, 255, 255, 255], [0, 0, 0, 255]]), PatchGrid((2, 4), 2)).tolist()
     [False, True]

@@ -18,7 +18,7 @@ from explainers.text import TextHead
 
 
 class PreparedFunctionals:
-    """Images, uint8 or uint16 (B, C, H, W), of which linear functionals of the embedding are explained.
+    """Images, uint8 or uint16 (B, C, H, W), and explanations of linear functionals of their embeddings.
 
     An explainer with vectors, such as AnyHead, needs one pass for all functionals; others need one for each. For one
     that explains classes alone, such as RISE, an InputError is raised.
@@ -48,7 +48,7 @@ class PreparedFunctionals:
 
 
 class PreparedClasses:
-    """Images, uint8 or uint16 (B, C, H, W), of which classes of the target are explained.
+    """Images, uint8 or uint16 (B, C, H, W), and explanations of the target's classes in them.
 
     An explainer that prepares, such as AnyHead, needs one pass for all classes; others need one for each.
     """
@@ -100,7 +100,7 @@ class PreparedClasses:
 
 
 class PreparedTexts:
-    """Images, uint8 or uint16 (B, C, H, W), of which texts are scored, and explained, see `PreparedFunctionals`."""
+    """Images, uint8 or uint16 (B, C, H, W), with scores and explanations of texts, see `PreparedFunctionals`."""
 
     def __init__(self, explainer: Explainer, head: TextHead, images: Tensor) -> None:
         self.head = head

@@ -223,7 +223,7 @@ def own_text_head(model: Any, target: TargetModel) -> TextHead | None:
 
 
 def find_text_head(target: TargetModel, head: TextHead | None = None) -> TextHead:
-    """The text head of a model, on the model's device: a given one, or that of an image tower of CLIP or SigLIP.
+    """The text head of a model, on the model's device: a given one, or the text tower of CLIP or SigLIP.
 
     Raises:
         InputError: for a model that was not trained with texts, and what `clip_text_head` refuses.

@@ -45,7 +45,7 @@ class Comparison:
         image: what the model sees of the image, as pictures show it, uint8 (3, H, W).
         other: the same of the other image.
         name: name of the image's file, or its number.
-        other_name: that of the other image.
+        other_name: name of the other image.
         likeness: of this one pair of images.
         method: what computed the vectors of the patches.
         model: name of the model.

@@ -59,7 +59,7 @@ def evaluate(
             sees, (H, W), are averaged over each patch.
         classes: the class whose probability is measured, by name or index, or one for each image; `None` for the
             predicted ones.
-        curves: names of what is measured, see `explainers.metrics.CURVES`.
+        curves: names of the measured curves, see `explainers.metrics.CURVES`.
         removal: what replaces removed patches: `zero`, `black`, or `drop`.
         levels: number of sparsities, including 0 and 1: each explainer takes 2 · (levels − 2) masked images of a photo.
         grid: the patches of the heatmaps; `None` for the model's own.

@@ -27,7 +27,7 @@ from explainers.saved.files import printable
 
 Drawn = Explanation | Comparison
 Draw = Callable[[Sequence[Path]], Sequence[Sequence[Drawn]]]
-"""A function of the files of a batch: what is drawn of each image."""
+"""A function of the files of a batch → the pictures of each image."""
 
 
 def explain(options: Namespace) -> int:
@@ -87,7 +87,7 @@ def write_files(drawn: Drawn, name: str, file: Path, options: Namespace) -> dict
 
 
 def draw_images(images: Sequence[Path], draw: Draw) -> Iterator[tuple[Path, Sequence[Drawn] | InputError]]:
-    """Explain a batch, and yield what is drawn of each image, or what is wrong with it.
+    """Explain a batch, and yield the pictures of each image, or its error.
 
     If a batch cannot be explained, its images are explained one by one.
     """
@@ -209,7 +209,7 @@ def plan_pictures(
 ) -> dict[Path, list[Path]]:
     """The files of the pictures of each image: one for each method, and class or text, which their names say.
 
-    No two are the same, and none is an image. `names` is that of `find_images`; a class of `None` is the predicted one.
+    No two are the same, and none is an image. `names` comes from `find_images`; a class of `None` is the predicted one.
     """
     if is_picture_file(output):
         return {image: [output] for image in names}

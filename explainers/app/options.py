@@ -125,7 +125,7 @@ def announce_passes(sessions: Sequence[Session], pictures: int, against: Sequenc
 
 @torch.no_grad()
 def _seconds_per_pass(session: Session) -> float:
-    """The time of a forward pass in a batch, of which the first is not timed."""
+    """The time of a forward pass in a batch, after a first one that is not timed."""
     target = session.target
     grey = torch.full((TRIED, target.channels, *target.grid.size), 128, dtype=torch.uint8, device=target.mean.device)
     target(grey)

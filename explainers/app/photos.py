@@ -23,7 +23,7 @@ from explainers.runtime.progress import is_watched, progress, watching
 from explainers.saved.files import printable
 
 OneImage = str | Path | Image.Image | np.ndarray | Tensor
-"""One image, for type checkers; a path may also be that of a folder, and an array or a tensor a batch."""
+"""One image, for type checkers; a path may also name a folder, and an array or a tensor hold a batch."""
 
 Images = OneImage | Iterable[OneImage]
 
@@ -48,7 +48,7 @@ class Photo:
 
 
 def list_photos(images: Images) -> list[Photo]:
-    """List the images that a caller means, of which no file is decoded yet.
+    """List the images that a caller means, without decoding a file.
 
     Args:
         images: a path, a folder (with all folders below it), a PIL image, pixels as an array or a tensor, (H, W),

@@ -84,11 +84,11 @@ def explain(
         method: `auto` takes a trained explainer if one is shipped for this backbone, else the method that fits best. Or
             a method of `explainers.posthoc`, the folder of a trained explainer, or an explainer, see `choose`.
         top: number of most probable classes that an explanation lists.
-        text: where is what a text describes? A text, or several, of which that with the highest similarity is
-            explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
+        text: where is what a text describes? A text, or several; the one with the highest similarity is explained,
+            like the most probable class; `explanation.of(...)` explains another one, or any further text.
         against: another class, or several: why this class rather than those? The heatmap shows what tells the class
             (by default the most probable other one) apart from their mean. Beside `text`, other texts.
-        text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
+        text_head: turns texts into functionals of the embedding; `None` for the text tower of CLIP or SigLIP.
 
     Returns:
         An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
@@ -194,7 +194,7 @@ class Session:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Hold the lock; what is computed inside has no graph."""
+        """Hold the lock; tensors computed inside have no graph."""
         with self.lock, ordinary_tensors():
             yield
 
@@ -319,7 +319,7 @@ class Session:
         texts: Sequence[str] | None,
         against: Sequence[Any],
     ) -> Explanation:
-        """One explanation, whose image is prepared again for what is asked of it later."""
+        """One explanation, whose image is prepared again for later questions."""
 
         def compute_heatmap(index: int, text: str, against: Sequence[Any]) -> Tensor:
             with self.computing():

@@ -57,13 +57,13 @@ class Group:
     Args:
         index: its number in the audit, from 0, the most suspicious first.
         class_index: the class for which the patches are evidence.
-        share: of the positive evidence for this class in images of which it is predicted, from 0 to 1.
-        images: number of images of which the class is predicted and that have patches of the group.
-        image_share: their share among the images of which the class is predicted.
+        share: of the positive evidence for this class in the images predicted as it, from 0 to 1.
+        images: number of images that are predicted as the class and have patches of the group.
+        image_share: their share among the images predicted as the class.
         accuracy_with: share of images with this label that are predicted right, among those with patches of the group;
             `None` without labels, or without such images. Images may be with a group of a class that is not predicted.
         accuracy_without: the same among images with this label but without the group.
-        exclusive: share of the group's patches, over all images, that lie in images of which the class is predicted.
+        exclusive: share of the group's patches, over all images, that lie in images predicted as the class.
         positions: share of the group's patches at every place of the grid, rows × columns, which sum to 1.
         places: `border`, `corner`, `centre` → share of the group's patches there, divided by the share of all places.
         hidden: what hiding its patches does; `None` if it was not measured.
@@ -115,7 +115,7 @@ class Audit:
     Args:
         groups: the most suspicious first; `groups[i].index` is i.
         classes: names of the model's classes.
-        numbers: what is known of all images: `images`, `accuracy` (`None` without labels), `patches` of an image that
+        numbers: of all images: `images`, `accuracy` (`None` without labels), `patches` of an image that
             were stored, `stability` of the groups over seeds, `bytes` on disk.
         shape: rows and columns of the grid of patches.
         about: model, explainer, command, versions: what the result depends on.

@@ -68,7 +68,7 @@ def functionals(target: TargetModel, embeddings: Tensor, classes: Tensor) -> Ten
         classes: (B,).
 
     Returns:
-        v, (B, D), float32, on the device of the embeddings, which may be another than that of the model.
+        v, (B, D), float32, on the device of the embeddings, which may differ from the model's.
     """
     own = embeddings.to(target.mean), classes.to(target.mean.device)
     v = head_functionals(target.head, own[0], choose_temperature(target.score, math.inf), own[1])

@@ -100,7 +100,7 @@ def find_groups(
             classes += [of] * len(found)
     if not directions:
         raise InputError(
-            f"expected at least {FEWEST} patches with evidence for a class in the images of which it is predicted, got"
+            f"expected at least {FEWEST} patches with evidence for a class in the images predicted as it, got"
             f" at most {most}: give other images, or check the weights of the head"
         )
     if skipped:
@@ -179,7 +179,7 @@ def _draw(store: Store, images: int, seed: int) -> tuple[dict[int, Tensor], int,
     drawn = {of: members[:images] for of, members in by_class.items() if len(members) >= FEWEST}
     if not drawn:
         most = f"at most {counts.max()} of {len(numbers)}: give more images, or a head of fewer classes"
-        raise InputError(f"expected at least {FEWEST} images of which a class is predicted, got {most}")
+        raise InputError(f"expected a class that is predicted for at least {FEWEST} images, got at most {most}")
     return drawn, shards[0][2], [of for of in by_class if of not in drawn]
 
 

@@ -32,7 +32,7 @@ class Hiding:
         hidden: without the patches of the group.
         random: without as many others.
         difference: of both, paired by image.
-        flipped: share of images of which another class is predicted without the group.
+        flipped: share of images that are predicted as another class without the group.
     """
 
     hidden: Effect
@@ -56,7 +56,7 @@ def hide(
     Args:
         target: the model.
         grid: its patches.
-        images: at least 2 images of which the same class is predicted, uint8 (B, C, H, W).
+        images: at least 2 images predicted as the same class, uint8 (B, C, H, W).
         numbers: of the photos, (B,), on which the random patches depend.
         hidden: patches of the group, boolean (B, N).
         predicted: the class.

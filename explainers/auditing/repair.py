@@ -39,7 +39,7 @@ class Price:
     Args:
         strength: 0 for the head as it was.
         reliance: of the scores of the groups' classes on the groups, see `measure_reliance`; their mean.
-        agreement: share of images of which the class is predicted that the head predicted before.
+        agreement: share of images that keep the class that the head predicted before.
         accuracy: share of images that are predicted right; `None` without labels, as for the next two.
         accuracy_with: the same among images with stored patches of the groups.
         accuracy_without: the same among the others; `None` if there are none.

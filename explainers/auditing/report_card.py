@@ -29,7 +29,7 @@ class GroupCard:
         images: number of images that have it.
         accuracy_with: share predicted right of the labelled images that have it.
         accuracy_without: the same of the images that lack it.
-        share: of the positive evidence of the stored patches for the class, in images of which the class was predicted.
+        share: of the positive evidence of the stored patches for the class, in the images predicted as it.
     """
 
     group: int
@@ -61,7 +61,7 @@ class ReportCard:
 
     Args:
         images: number of images.
-        agreement: share of images of which both heads predict the same class.
+        agreement: share of images for which both heads predict the same class.
         accuracy: share of the labelled images that are predicted right.
         groups: the groups that were taken out.
         classes: at most `CHANGED` classes whose accuracy changes, most first.
@@ -100,7 +100,7 @@ class ReportCard:
 def grade_heads(
     store: Store, target: TargetModel, after: nn.Module, centres: Centres, groups: Sequence[int]
 ) -> ReportCard:
-    """Compare a head, such as that of a `Repair`, with the target's own on stored evidence, without a forward pass.
+    """Compare a head, such as a repaired one, with the target's own on stored evidence, without a forward pass.
 
     Args:
         store: evidence of the images, of the audit or of others.

@@ -124,7 +124,7 @@ class EvidenceStore:
         """Take the evidence of all images that the folder lacks, and store it.
 
         Processes share the shards, see `process_number`. After a kill, the same command continues with the shards that
-        are not written, and takes those again of which files have changed. Process 0 waits for those of the others, and
+        are not written, and takes evidence again where files have changed. Process 0 waits for those of the others, and
         warns of broken files.
 
         Args:
@@ -244,7 +244,7 @@ class EvidenceStore:
         )
 
     def _delete_changed(self, source: Source, shards: Sequence[range]) -> None:
-        """Delete shards with files that have changed or are gone; refuse evidence of which most files have changed."""
+        """Delete shards with files that have changed or are gone; refuse evidence if most files have changed."""
         changed: dict[Path, list[Path]] = {}
         count = 0
         for path in self._written():
@@ -256,7 +256,7 @@ class EvidenceStore:
             count += len(now)
         names, stale = sum(changed.values(), []), [path for path in changed if changed[path]]
         if 2 * len(names) > count:
-            raise self._refuse(f"images.files, of which most have changed: {several(names)}")
+            raise self._refuse(f"images.files, most of which have changed: {several(names)}")
         if names:
             again = f"evidence of {len(stale)} of {len(shards)} shards is taken again"
             warnings.warn(f"{again}: {several(names)} changed or deleted since", stacklevel=3)

@@ -54,15 +54,15 @@ class Tally:
         seed: of this draw.
 
     Attributes:
-        predicted: images of which each class is predicted, (K,).
+        predicted: number of images predicted as each class, (K,).
         labelled: images with each label, (K,); `right` those that are predicted so.
-        totals: positive evidence for each class in images of which it is predicted, (K,).
-        evidence: that of the patches of each group, (G,).
-        images: images of which the group's class is predicted and that have the group, (G,).
+        totals: positive evidence for each class in the images predicted as it, (K,).
+        evidence: evidence of the patches of each group, (G,).
+        images: number of images that are predicted as the group's class and have the group, (G,).
         labelled_with: images with the group's class as label that have the group, (G,); `right_with` those that are
             predicted right.
         positions: patches of each group at each place, (G, N).
-        own: patches of each group in images of which its class is predicted, (G,).
+        own: patches of each group in the images predicted as its class, (G,).
         outside: patches of each group off the object, (G,), if `knows_object`.
         sources: images of each source, for each group, and for each class.
         drawn: images of each group for hiding.

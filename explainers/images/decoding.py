@@ -148,13 +148,13 @@ def _name_errors(name: str | Path, size: Callable[[], int]) -> Iterator[None]:
 
 @contextmanager
 def _open_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image file, of which only the header is read; a CorruptImage names it for what fails in the block."""
+    """Open an image file and read its header; errors inside the block become a CorruptImage that names it."""
     with _name_errors(path, lambda: path.stat().st_size), _open(path) as image:
         yield image
 
 
 def _open(file: Path | io.BytesIO) -> Image.Image:
-    """Open an image of any size below that of Pillow's error, of which it warns from a half on."""
+    """Open an image of any size below Pillow's limit, without its warning from half of the limit on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         return Image.open(file, formats=formats())
@@ -191,7 +191,7 @@ def decode_upload(name: str, data: bytes, most_pixels: int) -> Image.Image:
 
 
 def read_orientation(path: Path) -> int:
-    """EXIF orientation of an image file, from 1 to 8, of which only the header is read; 1 with broken metadata."""
+    """EXIF orientation of an image file, from 1 to 8, by its header; 1 with broken metadata."""
     with _open_image(path) as image:
         try:
             orientation = image.getexif().get(ExifTags.Base.Orientation)
@@ -201,7 +201,7 @@ def read_orientation(path: Path) -> int:
 
 
 def read_stored_size(path: Path) -> tuple[int, int]:
-    """Height and width of an image file, of which only the header is read."""
+    """Height and width of an image file, by its header."""
     with _open_image(path) as image:
         return image.height, image.width
 

@@ -184,7 +184,7 @@ def _vectors_of_backbone(explainer: Explainer, images: Tensor, chunk_size: int) 
 
 
 def _whole(vectors: Tensor, embeddings: Tensor) -> Tensor:
-    """Vectors (B, N, D) with equal shares of what they lack of the embeddings (B, D)."""
+    """Vectors (B, N, D), to which the rest of the embeddings (B, D) is added in equal shares."""
     return vectors + ((embeddings - vectors.sum(1)) / vectors.shape[1])[:, None]
 
 

@@ -121,7 +121,7 @@ def _upsample(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _average_precision(scores: Tensor, positives: Tensor, pixels: int = 1) -> Tensor:
     """Compute the average precision of each row, (B,); equal scores share a threshold.
 
-    Each of the scores (B, n) is that of a group of as many `pixels`, of which `positives` (B, n) are positive.
+    Each of the scores (B, n) belongs to a group of as many `pixels`, of which `positives` (B, n) are positive.
     """
     ordered, order = (-scores).sort(1)
     not_lower = torch.searchsorted(ordered, ordered, right=True)  # number of groups whose score is at least this

@@ -9,7 +9,7 @@ from torch import Tensor
 from explainers.errors import needs
 from explainers.metrics.means import moments
 
-FEW = 10  # with fewer different differences than these, p is at least that of the sign test
+FEW = 10  # with fewer different differences than these, the sign test bounds p from below
 RESOLUTION = 1e-5  # differences that are closer than this part of the largest one are equal but for rounding
 CONFIDENCE = 0.95  # confidence of the intervals; a corrected p-value below 1 − `CONFIDENCE` counts as significant
 

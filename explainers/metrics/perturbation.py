@@ -100,7 +100,7 @@ def inner_levels(levels: int, until: float = 1.0) -> int:
 def _correct(logits: Tensor, labels: Tensor | None) -> list[Tensor]:
     """Whether the label (B,) is among the k highest logits (B, M, K), for each of `TOP`: (B, M), NaN if unknown.
 
-    Of equal logits, that of the lower class counts as higher, as in `argmax`.
+    Of equal logits, the one of the lower class counts as higher, as in `argmax`.
     """
     if labels is None:
         return [torch.full_like(logits[..., 0], torch.nan)] * len(TOP)

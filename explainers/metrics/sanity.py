@@ -130,7 +130,7 @@ class Randomisation(MeanOfImages):
     heatmaps show the image, the architecture or the training of the explainer rather than what the model learned. The
     sign is ignored, because a negated heatmap highlights the same structure. Independent heatmaps of N patches have
     |ρ| ≈ 0.8 / √(N − 1) on average, and smooth ones more. A constant heatmap shows nothing that the model learned, so
-    its |ρ| is 1; that of another heatmap with a constant one is 0.
+    its |ρ| is 1; another heatmap and a constant one have 0.
     """
 
     column = "ρ after randomisation ↓"

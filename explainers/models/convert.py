@@ -190,7 +190,7 @@ def _check_module(model: Any, weights: Any, function: TargetFunction | None) -> 
 
 
 def _find_target(model: Any, weights: Any, given: Inputs) -> TargetModel:
-    """Make a target of a module without wrappers, as its library and what is inside of it allow."""
+    """Make a target of a module without wrappers, as its library and its parts allow."""
     library = find_library(model)
     if library is not None and not hasattr(model, "timm_model"):
         return _convert(model, library.plan, library.find_inputs(model, weights, given.size).override(given))
@@ -259,7 +259,7 @@ def _take_timm(model: Any, given: Inputs) -> TargetModel:
 
 
 def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
-    """Convert a model of another library to timm's architecture, or what is inside of it, and say which in one line."""
+    """Convert a model of another library, or a backbone inside of it, to timm's architecture; one line says which."""
     try:
         target, difference = map_to_timm(model, plan(model, inputs))
     except Unmapped as reason:

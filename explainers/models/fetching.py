@@ -156,7 +156,7 @@ def _skeleton(name: str) -> Any:
 
 
 def _find_folder(name: str) -> str:
-    """The name of a model on the Hub as that of its folder in the cache, into which it is downloaded if it is not."""
+    """The folder in the cache of a model on the Hub, downloaded if it is not there, in place of its name."""
     source, _, repository = name.partition(":")
     if source not in ("hf-hub", "hf_hub"):
         return name

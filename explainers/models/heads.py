@@ -19,7 +19,7 @@ from explainers.saved.weights import check_forms, check_keys, read_weights, save
 
 LINEAR = {"weight": "floats K D", "bias": "floats K"}
 COSINES = {"weight": "floats K E", "scale": "floats", "projection?": "floats E D", "bias?": "floats K"}
-"""What the file of a linear head holds, and that of one of cosines."""
+"""Contents of the file of a linear head, and of a head of cosines."""
 
 EMBEDS = "without classes, compare(image, other, model) explains images, and target= numbers of their embeddings"
 """What to do with a model that only embeds."""

@@ -1,6 +1,6 @@
 """Vision transformers of Hugging Face transformers as models of timm.
 
-Nothing here imports transformers: a model that is handed in brings what is read.
+Nothing here imports transformers: the attributes of a given model are read.
 """
 
 import inspect

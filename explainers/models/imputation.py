@@ -19,7 +19,7 @@ def impute(images: Tensor, visible: Tensor, noise: float = 0.01) -> Tensor:
     Args:
         images: normalised images, (B, C, H, W).
         visible: boolean, (B, 1, H, W). Where nothing is visible, the solution is 0.
-        noise: standard deviation of the noise; that of the authors' code unless given.
+        noise: standard deviation of the noise; by default as in the authors' code.
 
     Returns:
         (B, C, H, W), float32.

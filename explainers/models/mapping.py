@@ -54,7 +54,7 @@ class Inputs:
     score: Score | None = None
 
     def override(self, given: "Inputs") -> "Inputs":
-        """Override what is given, except the size."""
+        """Override the settings that are given, except the size."""
         stated = [name for name in ("mean", "std") if getattr(given, name) is not None]
         origin = {0: self.origin, 1: f"{' '.join(stated)} as given, else {self.origin}", 2: "as given"}[len(stated)]
         return replace(
@@ -180,7 +180,7 @@ def _compare_models(original: nn.Module, plan: Plan, target: TargetModel) -> flo
             f" them ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
         ) from error
     embeddings = target.embed(images)
-    # By the original head, of which a target may have made two classes
+    # By the original head, which may have become two classes
     found = embeddings if plan.head is None else copy_module(plan.head).eval().float()(embeddings)
     target.origin = Origin(target, partial(plan.outputs, copied))
     return compare_outputs(found, expected)

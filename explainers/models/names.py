@@ -90,7 +90,7 @@ def readable_names(classes: Sequence[str]) -> list[str]:
 
 
 def list_names(classes: Sequence[str], count: int) -> list[str]:
-    """The names of classes that a user gives, of which an InputError wants one for each of `count` classes."""
+    """The names of classes that a user gives; an InputError unless there is one for each of `count` classes."""
     if len(classes) != count:
         shown = f" ({classes[0]!r} to {classes[-1]!r})" if classes else ""
         raise InputError(
@@ -198,7 +198,7 @@ def class_index(wanted: SupportsIndex | str, names: Sequence[str], setting: str 
 
 
 def find_image_classes(classes: Any, names: Sequence[str], count: int, setting: str = "classes") -> list[int | None]:
-    """Find the class of each of `count` images, of which one is given for all, or one for each; `None` as it is."""
+    """Find the class of each of `count` images, given one for all or one for each; `None` as it is."""
     if hasattr(classes, "tolist"):  # a tensor or an array
         classes = classes.tolist()
     if classes is None:

@@ -11,7 +11,7 @@ from explainers.models.heads import EMBEDS
 from explainers.models.mapping import Inputs
 
 TargetFunction = Callable[[Any], Tensor]
-"""Function of what a module returns for B images → one number of each image, (B,)."""
+"""Function of a module's output for B images → one number of each image, (B,)."""
 
 RESHAPES = ("View", "Reshape", "Unsafe", "Squeeze", "Unsqueeze", "Slice", "Select", "Alias", "Transpose", "Clone")
 """What the names of a graph's nodes begin with that return the same values in another shape."""
@@ -47,7 +47,7 @@ class OutputReader(nn.Module):
         return self.model._get_name()
 
     def forward(self, images: Tensor) -> Any:
-        """Compute the output for images (B, C, H, W), or what is read of it, (B, 1)."""
+        """Compute the output for images (B, C, H, W), or the number that is read of it, (B, 1)."""
         output = self.model(images, **{name: _repeat(value, images) for name, value in self.fixed.items()})
         if self.function is None:
             return output

@@ -42,7 +42,7 @@ ADVICE = (
     ("size|shape|dimension|[Hh]eight|[Ww]idth", "give the image_size of its training"),
     ("", "it has to take such images, one or more at once: call it on some to see why it does not"),
 )
-"""Patterns of what a module raises for images, and what to do; the first that fits."""
+"""Patterns of the errors that a module raises for images, and what to do; the first that fits."""
 
 WEIGHTED = ("Convolution", "Addmm", "Mm", "Linear")
 """What the names of a graph's nodes begin with whose layers have weights."""
@@ -339,7 +339,7 @@ def take_logits(output: Any, name: str) -> Tensor:
 
 
 def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
-    """Raise an InputError unless these are logits of three images, of which two are random, and of the first alone."""
+    """Raise an InputError unless these are logits of three images, two of them random, and of the first alone."""
     if logits.dim() != 2 or len(logits) != 3 or not logits.is_floating_point():
         kind = str(logits.dtype).removeprefix("torch.")
         raise InputError(

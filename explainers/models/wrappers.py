@@ -1,6 +1,6 @@
 """Takes off what wraps a model or its layers, such as DataParallel and torch.compile; merges adapters, such as LoRA.
 
-Nothing here imports peft: its objects bring what is called.
+Nothing here imports peft: the methods of its objects are called.
 """
 
 import copy
@@ -27,7 +27,7 @@ WRAPPERS = {
     "ModelEmaV3",
     "_FabricModule",
 }
-"""Classes of torch, timm and Lightning whose forward is that of their attribute `module`."""
+"""Classes of torch, timm and Lightning that forward to their attribute `module`."""
 
 HELD = (nn.Module, Tensor, MethodType, FunctionType, partial, list, dict, set, deque)
 """What a function holds that is copied with it; anything else is shared."""

@@ -93,7 +93,7 @@ class PathVectors(PatchVectors):
 
     @torch.no_grad()
     def decompose_lazily(self, images: Tensor) -> Decomposition:
-        """Decompose images as `decompose` does, but compute only what is asked for; few patches are faster."""
+        """Decompose images as `decompose` does, but compute only what a caller asks for; few patches are faster."""
         self.grid.check(images)
         embeddings, record = self._read(images)
 

@@ -28,7 +28,7 @@ Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 
 
 class Explained(nn.Module):
-    """Computes what is explained of each image: the logit of a class of `target`, or a functional of its embedding."""
+    """Computes the explained number of each image: a logit of `target`, or a functional of its embedding."""
 
     def __init__(self, target: TargetModel) -> None:
         super().__init__()
@@ -91,8 +91,8 @@ def warn_if_incomplete(sums: Tensor, differences: Tensor, method: str, advice: s
     error = ((sums - differences).abs().sum() / differences.abs().sum().clamp(min=1e-12)).item()
     if error > 0.5:
         warnings.warn(
-            f"{method}: expected attributions that add up to the score of the image minus that of a blank image, got"
-            f" sums that are more than 50 % off: {advice}",
+            f"{method}: expected attributions that add up to the score of the image minus the score of a blank image,"
+            f" got sums that are more than 50 % off: {advice}",
             stacklevel=2,
         )
 

@@ -1,4 +1,4 @@
-"""Explaining again as patches leave: any explainer, asked again about what is left of each image."""
+"""Explaining again as patches leave: any explainer, asked again about the rest of each image."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -35,7 +35,7 @@ def explain_again(
 ) -> Tensor:
     """Explain images again and again while patches leave, and rank the patches by when they leave.
 
-    The low order removes the least important 1/J of the patches, explains what is left, removes the least important 1/J
+    The low order removes the least important 1/J of the patches, explains the rest, removes the least important 1/J
     of it, and so on, in J = `low` explanations. The high order removes the most important first, in J = `high`. The
     heatmap is share · r_low + (1 − share) · r_high, where r is 1/N for the least important patch of an order, ..., and
     1 for the most important. Fidelity⁻ prefers the low order, Fidelity⁺ the high one (LeRF and MoRF of TRACE, Wang &
@@ -53,7 +53,7 @@ def explain_again(
         removal: what replaces patches, `zero` or `black`.
         functionals: v · G(x) to explain instead of a class, one v for each image, (B, D).
         share: share of the low order, from 0 to 1.
-        target: the model to explain; by default that of the explainer.
+        target: the model to explain; by default the explainer's.
         grid: the patches; by default those of the explainer, or of the model.
 
     Returns:
@@ -87,7 +87,7 @@ def explain_again(
 
 
 def removal_order(explain: Callable[[Tensor], Tensor], first: Tensor, steps: int) -> Tensor:
-    """Remove the patches of lowest scores in equal steps; each but the first step has new scores of what is left.
+    """Remove the patches of lowest scores in equal steps; each but the first step has new scores of the rest.
 
     Args:
         explain: function from visible patches, boolean (B, N) → scores of the patches (B, N).

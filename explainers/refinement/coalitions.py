@@ -126,7 +126,7 @@ def check_pairs(**numbers: int) -> None:
 
 
 def find_round(pair: int) -> tuple[int, int]:
-    """The first pair of the round of a pair, and that of the next round."""
+    """The first pair of the round of a pair, and the first pair of the next round."""
     start, end = 0, FIRST
     while pair >= end:
         start, end = end, 2 * end

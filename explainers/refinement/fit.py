@@ -15,7 +15,7 @@ BELIEF = 2.0, 0.5
 """Parameters of the beta distribution that 1 / (1 + strength), the explained part of the variance, has before any pair.
 Few pairs hardly tell it; by the measurements in docs/how_to/refine.md, intervals are then wide enough."""
 
-TINY = 1e-9  # what is below this part of the largest counts as 0
+TINY = 1e-9  # values below this part of the largest count as 0
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def normalise(vectors: Tensor) -> Tensor:
 
 
 def project_out(columns: Tensor, direction: Tensor) -> Tensor:
-    """Project columns (B, M, C) onto what is orthogonal to a direction (B, M) of length 1, or 0."""
+    """Remove from columns (B, M, C) their part along a direction (B, M) of length 1, or 0."""
     return columns - direction[..., None] * (direction[:, None] @ columns)
 
 

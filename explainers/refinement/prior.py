@@ -86,9 +86,9 @@ def check_explainer(explainer: Any) -> None:
 
 
 def find_target(explainer: Any, target: Any) -> TargetModel:
-    """The model to explain: the given one, or that of the explainer; an InputError if there is none, or if they differ.
+    """The model to explain: the given one, or the explainer's; an InputError if there is none, or if they differ.
 
-    It may differ from that of an explainer with vectors by its head.
+    It may have another head than the model of an explainer with vectors.
     """
     if target is not None and not isinstance(target, TargetModel):
         raise InputError(

@@ -72,7 +72,7 @@ def refine(
             it takes. With `again`, the number of explanations, from 2 to 2N − 1, the first of the whole image.
         functionals: v · G(x) to explain instead of a class, one v for each image, (B, D). The head may then be of any
             kind, or missing.
-        target: the model to explain; by default that of the explainer.
+        target: the model to explain; by default the explainer's.
         grid: the patches; by default those of the explainer, or of the model.
         removal: what replaces hidden patches, see `Removal`.
         fit: how coalitions are drawn and weighed; `None`: `again` for fewer than 32 passes of an explainer, if the

@@ -24,7 +24,7 @@ def lambda_curves(
 
     Args:
         sweeps: label → the points, as `ExplainabilityVector` logs them; several λ₁ or ratios have a line each.
-        title: what is above the panels.
+        title: text above the panels.
     """
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = [*figure.subplots(2, 2, sharex=True).flat]

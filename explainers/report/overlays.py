@@ -16,7 +16,7 @@ from explainers.masking import is_constant, read_heatmaps
 from explainers.saved.files import printable
 
 STOPS = (40, 60, 255), (40, 120, 255), (60, 180, 255), (230, 40, 20), (255, 120, 0), (255, 220, 0)
-"""RGB of shades from −1 to 1 at even steps: blue speaks against what is explained, red to yellow for it.
+"""RGB of shades from −1 to 1 at even steps: blue speaks against the explained class or text, red to yellow for it.
 
 Colour-blind people tell the signs and the strengths apart, because both ends differ in blueness and lightness."""
 
@@ -180,7 +180,7 @@ def _round_box(image: Tensor, box: Box | None) -> tuple[int, int, int, int]:
     """A box in an image (3, H, W) in whole pixels, at least one in each direction; `None` for the whole image."""
     height, width = image.shape[1:]
     left, top, right, bottom = (0, 0, width, height) if box is None else map(round, box)
-    left, top = min(left, width - 1), min(top, height - 1)  # that of a thin photo may lie between two pixels
+    left, top = min(left, width - 1), min(top, height - 1)  # the crop of a thin photo may lie between two pixels
     return left, top, max(right, left + 1), max(bottom, top + 1)
 
 
@@ -330,7 +330,7 @@ def to_pillow(image: Tensor) -> Image.Image:
 def draw_legend(
     draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int, signed: bool, words: Sequence[str]
 ) -> None:
-    """Draw a bar from the colour of the lowest value to that of the highest, and below it two or three words.
+    """Draw a bar of the colours from the lowest value to the highest, and below it two or three words.
 
     Words that are too long are shortened.
     """

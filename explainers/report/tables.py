@@ -54,7 +54,7 @@ class Reference:
         return of_task.get(explainer, of_any).get(number)
 
     def published(self, results: Results) -> set[str]:
-        """The measured numbers of which at least one row has a published value."""
+        """The measured numbers for which at least one row has a published value."""
         flat = [(task, name, key) for task, measured in results.items() for name in measured for key in measured[name]]
         return {key for task, name, key in flat if self.value(task, name, key) is not None}
 

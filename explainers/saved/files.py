@@ -64,7 +64,7 @@ def atomic(path: str | Path, alone: bool = False) -> Iterator[Path]:
     """Yield a temporary path next to `path`; the file written there replaces `path` if the block succeeds.
 
     A reader of `path` sees the old file or the whole new one, even if the process is killed. If the block fails, the
-    temporary file is deleted, and an OSError that names no file, such as that of a full disk, names `path`. What killed
+    temporary file is deleted, and an OSError that names no file, such as of a full disk, names `path`. What killed
     processes left in the folder is deleted too, see `delete_leftovers`.
 
     Args:

@@ -87,7 +87,7 @@ def available() -> Catalogue:
 
 
 def list_shipped(commands: Mapping[str, str], file: str) -> Catalogue:
-    """List what is shipped: the folders named in `commands`, in those of the models, that hold a file of this name."""
+    """List the shipped folders, named in `commands`, below the folders of models, that hold a file of this name."""
     return Catalogue(
         Available(
             name=model.name,

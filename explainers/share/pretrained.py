@@ -71,7 +71,7 @@ class Pretrained:
         revision: str | None = None,
         network: Callable[..., Any] | None = None,
     ) -> Self:
-        """Load an explainer of this class, see `load`; what is no path is looked up on the Hugging Face Hub."""
+        """Load an explainer of this class, see `load`; a name that is no path is looked up on the Hugging Face Hub."""
         known = Path(source).exists() or str(source).startswith(HUB)
         explainer = load(source if known else f"{HUB}{source}", target, revision, network)
         if not isinstance(explainer, cls):
@@ -226,7 +226,7 @@ def download_repository(source: str, revision: str | None) -> Path:
     except (OSError, ValueError) as error:  # no repository, no network, no permission, no such name
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"expected a repository of the Hub, got {source:.99}, of which it says: {reason:.200}"
+            f"expected a repository of the Hub, got {source:.99}, and the Hub says: {reason:.200}"
         ) from error
 
 

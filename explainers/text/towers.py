@@ -65,7 +65,7 @@ def list_towers(target: TargetModel) -> list[TextTower]:
         own = tag.removeprefix("v2_").removesuffix("_i18n").replace("_", "")
         alike = [tower for tower in named if own and tower.pretrained.replace("_", "").startswith(own)]
         known = [tower for tower in alike if _may_belong_to(target, tower.model)]
-    image = computes_quick_gelu(target.backbone)  # so do weights of which open_clip does not say it
+    image = computes_quick_gelu(target.backbone)  # also weights for which open_clip does not say so
     known = [t for t in known if _quick_gelu(t.model) == bool(_weights_config(t).get("quick_gelu", image))]
     return [tower for tower in known if tower.pretrained == tag] or known
 
@@ -171,7 +171,7 @@ def _may_belong_to(target: TargetModel, model: str) -> bool:
     tag = target.backbone.pretrained_cfg.get("tag") or ""
     known = target.timm_name in list_pretrained(target.name)
     trained: Any = vars(get_pretrained_cfg(target.timm_name)) if known else target.backbone.pretrained_cfg
-    size = config["vision_cfg"]["image_size"] == trained["input_size"][-1]  # not that of a target that was resized
+    size = config["vision_cfg"]["image_size"] == trained["input_size"][-1]  # not the size of a target that was resized
     plain = "hf_model_name" not in config["text_cfg"] and "multimodal_cfg" not in config
     version = ("SigLIP2" in model) == tag.startswith("v2_") and ("i18n" in model) == tag.endswith("i18n")
     return plain and size and version and _has_layout(target, model)

@@ -22,7 +22,7 @@ class Classifier(TrainingModule):
     """Trains a linear classifier on the target's backbone.
 
     Args:
-        target: the model, of which a copy gets another head and is trained.
+        target: the model; a copy of it gets another head and is trained.
         num_classes: number of classes of the task; `None` takes the classes of the trainer's datamodule.
         optimizer: this, `scheduler`, `min_crop` and `seed`: see `TrainingModule`.
         tune: `head` trains the classifier and freezes the backbone; `all` is full fine-tuning.

@@ -55,13 +55,13 @@ class Source(Protocol):
 
 
 class Loss(Source, Protocol):
-    """What a training minimises: a source of what a network learns, and the error of what the network predicts."""
+    """What a training minimises: a source of the network's targets, and the error of its predictions."""
 
     ratios: int
     """Number of ratios that `loss` is the mean of."""
 
     def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The error of what a network predicts, given its own rows and those of the network."""
+        """The error of a network's predictions, given the rows of this loss and of the network."""
         ...
 
     def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
@@ -172,5 +172,5 @@ class Pixels:
 
 
 def network_inputs(target: TargetModel, blocks: Sequence[int]) -> Source:
-    """The source of what a network reads: features of the target for a network with blocks, otherwise the pixels."""
+    """The source of a network's inputs: features of the target for a network with blocks, otherwise the pixels."""
     return Features(target, blocks) if blocks else Pixels()

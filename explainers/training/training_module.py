@@ -28,7 +28,7 @@ def random_resized_crop(images: Tensor, index: Tensor, seed: int, min_scale: flo
     """Crop each image at random, resize the crop to the size of the image, and flip it with probability 1/2.
 
     The area of a crop, as a fraction of the image, is uniform in [`min_scale`, 1]. Its aspect ratio is log-uniform in
-    [3/4, 4/3], as in torchvision's RandomResizedCrop. A side longer than that of the image is shortened to it.
+    [3/4, 4/3], as in torchvision's RandomResizedCrop. A side longer than the image's is shortened to it.
 
     Args:
         images: uint8, (B, C, H, W), as the result.
@@ -235,7 +235,7 @@ class ExplainerTraining(TrainingModule):
 
     Args:
         explainer: the explainer, which is changed in place.
-        loss: builds what is minimised, a `Loss`, from the target and the grid of the explainer, such as `TVELoss`,
+        loss: builds the `Loss` from the target and the grid of the explainer, such as `TVELoss`,
             `ShapleyLoss`, or a teacher of `explainers.anyhead`.
         optimizer: this and the rest: see `TrainingModule`.
     """

@@ -27,7 +27,7 @@ class Record(TorchFunctionMode):
         rules: rules of the backward pass.
         attention: record attention weights and value vectors. Attention is then not fused, hence slower.
         biases: record the biases and the outputs of their layers.
-        start: index of the first block whose gradients are wanted; −1 keeps the graph of what precedes the blocks.
+        start: index of the first block whose gradients are wanted; −1 keeps the graph before the blocks, too.
         norms: record the outputs of the first normalisations.
         rows: function from the number of tokens T to a mask (T,) of the rows of attention to record, without gradients;
             of the tokens, only `final` is then recorded. `None` records all rows and tokens, with their graph.

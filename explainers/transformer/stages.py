@@ -38,7 +38,7 @@ def missing_maps(target: TargetModel) -> UnsupportedModel:
 
 
 def token_grid(target: TargetModel, output: Any, number: int) -> tuple[int, int] | None:
-    """Return rows and columns of what a stage outputs if these are patches alone, row by row: (B, N, C)."""
+    """Return rows and columns of a stage's output if it holds patches alone, row by row: (B, N, C)."""
     if not isinstance(output, Tensor) or output.dim() != 3:
         return None
     backbone, last = target.backbone, len(target.backbone.feature_info) - 1

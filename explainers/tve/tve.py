@@ -26,7 +26,7 @@ Reduction = Literal["sum", "mean"]
 def meta_attribution(
     embed: Callable[[Tensor], Tensor], images: Tensor, near: Tensor, grid: PatchGrid, chunk_size: int = 256
 ) -> Tensor:
-    """Definition 1: the embedding of N(z) alone, and that of all other patches.
+    """Definition 1: the embedding of N(z) alone, and the embedding of all other patches.
 
     >>> images = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
     >>> near = torch.tensor([[[True, False, False, False]]])  # N(z) is the first of four patches
