@@ -178,7 +178,7 @@ def _draw(store: Store, images: int, seed: int) -> tuple[dict[int, Tensor], int,
     by_class = dict(zip(classes.tolist(), numbers[order].split(counts.tolist()), strict=True))
     drawn = {of: members[:images] for of, members in by_class.items() if len(members) >= FEWEST}
     if not drawn:
-        most = f"at most {counts.max()} of {len(numbers)}: give more images, or a head of fewer classes"
+        most = f"{counts.max()} of {len(numbers)}: give more images, or a head of fewer classes"
         raise InputError(f"expected a class that is predicted for at least {FEWEST} images, got at most {most}")
     return drawn, shards[0][2], [of for of in by_class if of not in drawn]
 
