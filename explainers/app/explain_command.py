@@ -159,16 +159,13 @@ def nearest(options: Namespace) -> None:
 
 def serve(options: Namespace) -> None:
     """Serve the page until Ctrl-C."""
-    from explainers.app.page import serve as serve_page  # with Gradio, which takes seconds
+    from explainers.app.page import serve as serve_page  # with Starlette, which not everybody has
 
     model, weights, methods = model_and_methods(options)
     serve_page(
-        model,
-        weights,
-        methods[0],
+        Session(model, methods[0], weights, choose_device(options)),
         host=options.host,
         port=options.port,
-        device=choose_device(options),
         open_browser=options.open,
         domain=options.domain,
         audit=options.audit,
