@@ -49,19 +49,20 @@ class Abandoned(Exception):
 
 
 class Api:
-    """Opens uploaded files, and answers questions about them, in one thread; nothing is written to the disk.
-
-    Attributes:
-        closing: set to end what is computed, and what waits; the server ends.
-    """
+    """Opens uploaded files, and answers questions about them, in one thread; nothing is written to the disk."""
 
     def __init__(self, session: Session, explainers: Mapping[str, Explainer]) -> None:
         self.session = session
         self.explainers = explainers
         self.images = OpenedImages()
-        self.closing = Event()
+        self._closing = Event()
         self._thread = ThreadPoolExecutor(1)
         self._size = 0
+
+    def close(self) -> None:
+        """End what is computed, before its next module, and what waits; return when nothing is computed any more."""
+        self._closing.set()
+        self._thread.submit(lambda: None).result()
 
     async def reply(self, request: Request) -> Response:
         """Answer a question, `{"name": ..., "question": {...}}`; refuse what the script of this page does not send."""
@@ -102,7 +103,7 @@ class Api:
 
     def answer(self, name: str, question: dict[str, Any], left: Event) -> dict[str, Any]:
         """Answer a question of `FORMS`; or one line that says what a visitor can mend."""
-        with stop_when(lambda: left.is_set() or self.closing.is_set()), self.session.computing():
+        with stop_when(lambda: left.is_set() or self._closing.is_set()), self.session.computing():
             try:
                 return self.open_image(**question) if name == "open_image" else self.ask(name, **question)
             except InputError as error:

@@ -68,8 +68,8 @@ class RunningPage:
         self._thread.start()
 
     def close(self) -> None:
-        """End the server; a method that computes ends before its next module."""
-        self._api.closing.set()
+        """End the server, and what it computes, see `Api.close`."""
+        self._api.close()
         self._server.should_exit = True
         self._thread.join()
 
