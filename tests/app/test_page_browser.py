@@ -8,17 +8,16 @@ from browser import MARKS, start_browser
 from clips import random_directions
 from PIL import Image
 
+from explainers.app.page import build_app
+from explainers.app.page.server import RunningPage
 from explainers.app.session import Session
 from explainers.text import TextHead
 
 pytest.importorskip("selenium")
-pytest.importorskip("starlette")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-from explainers.app.page import serve  # noqa: E402
 
 pytestmark = MARKS
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
@@ -26,7 +25,7 @@ TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads
 
 @pytest.fixture(scope="module")
 def address():
-    page = serve(Session(timm.create_model("vit_tiny_patch16_224", **TINY), "GAE"), port=0, block=False)
+    page = RunningPage(build_app(Session(timm.create_model("vit_tiny_patch16_224", **TINY), "GAE")))
     yield page.url
     page.close()
 
@@ -86,7 +85,7 @@ class Page:
 def prompting():
     """The address of a page for a model without classes, but with a text head."""
     model = timm.create_model("vit_tiny_patch16_224", **TINY | {"num_classes": 0})
-    page = serve(Session(model, "GAE", text_head=TextHead(random_directions)), port=0, block=False)
+    page = RunningPage(build_app(Session(model, "GAE", text_head=TextHead(random_directions))))
     yield page.url
     page.close()
 

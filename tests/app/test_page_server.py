@@ -1,5 +1,6 @@
 """What the server of the page answers, to whom, and that computations end when nobody waits for them."""
 
+import asyncio
 import base64
 import io
 import json
@@ -12,6 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import httpx
 import pytest
 import timm
 import torch
@@ -19,20 +21,20 @@ from conftest import timm_model
 from fork_server import PATIENCE
 from PIL import Image
 from safetensors.torch import save_file
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from explainers.app.page import build_app
+from explainers.app.page.api import LARGEST_BODY, MOST_BODIES, Abandoned, stop_when
+from explainers.app.page.guard import Guard
+from explainers.app.page.server import RunningPage
 from explainers.app.session import Session
 from explainers.auditing.audit import Audit
 from explainers.auditing.groups import Centres
 from explainers.errors import InputError
 from explainers.posthoc import build
 from explainers.posthoc.names import build_supported
-
-httpx = pytest.importorskip("httpx")
-pytest.importorskip("starlette")
-from explainers.app.page import build_app, serve  # noqa: E402
-from explainers.app.page.api import LARGEST_BODY, MOST_BODIES, Abandoned, stop_when  # noqa: E402
-from explainers.app.page.guard import Guard  # noqa: E402
 
 CLIENT = httpx.Client(timeout=600)
 """One for all questions: each new one reads the certificates of the machine."""
@@ -59,7 +61,7 @@ def page(tmp_path_factory):
     found = Audit([], [], {}, (1, 1), {}, Centres(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long)))
     found.save(audit)
     (audit / "audit.html").write_text(f'<p>groups</p>"id":"{found.id}"')
-    page = serve(Session(timm_model(), "GAE"), port=0, block=False, audit=audit)
+    page = RunningPage(build_app(Session(timm_model(), "GAE"), audit))
     yield page
     page.close()
 
@@ -72,7 +74,7 @@ def ask(url, name, question, **options):
 def test_a_port_in_use_is_told_in_one_line(page, target):
     port = int(page.url.split(":")[2].strip("/"))
     with pytest.raises(InputError, match=rf"expected a free port .*, got 127\.0\.0\.1:{port}, .* --port 7861"):
-        serve(Session(target, "Chance"), port=port, block=False)
+        RunningPage(build_app(Session(target, "Chance")), port=port)
 
 
 def test_the_routes_that_are_answered(page):
@@ -92,6 +94,17 @@ def test_the_page_of_an_audit_is_in_a_tab_of_a_server_that_has_one(page, target,
     assert "/audit" not in [route.path for route in build_app(session).routes]
     with pytest.raises(InputError, match=f"^expected the folder of an audit, got {tmp_path} without"):
         build_app(session, tmp_path)
+
+
+def test_an_app_of_others_mounts_the_page(target):
+    async def visit(path):
+        transport = httpx.ASGITransport(Starlette(routes=[Mount("/explain", build_app(Session(target, "Chance")))]))
+        async with httpx.AsyncClient(transport=transport, base_url="http://app", follow_redirects=True) as client:
+            return await client.get(path)
+
+    page = asyncio.run(visit("/explain"))
+    assert page.url.path == "/explain/" and 'src="static/page.js"' in page.text  # relative to it
+    assert asyncio.run(visit("/explain/static/page.js")).status_code == 200
 
 
 def test_names_cannot_end_the_data_of_the_page(target):
@@ -192,7 +205,7 @@ def test_an_upload_is_opened(page):
 
 def test_a_computation_ends_when_its_visitor_leaves_and_when_the_server_closes(target):
     session = Session(target, Slow(target))
-    page = serve(session, port=0, block=False)
+    page = RunningPage(build_app(session))
     image = ask(page.url, "open_image", {}).json()["key"]
     question = {"image": image, "index": 0}
     with pytest.raises(httpx.ReadTimeout):

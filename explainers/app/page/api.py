@@ -28,8 +28,8 @@ from explainers.saved.files import printable
 LARGEST_FILE = 20 * 2**20
 """Size of an uploaded file, in bytes."""
 
-LARGEST_BODY = 28 * 2**20
-"""Size of a question, in bytes: a file of the largest size in base64."""
+LARGEST_BODY = LARGEST_FILE * 4 // 3 + 2**20
+"""Size of a question, in bytes: a file of the largest size in base64, with its name."""
 
 MOST_BODIES = 64 * 2**20
 """Size of all questions that wait for their answers, in bytes."""
@@ -74,7 +74,7 @@ class Api:
                 body += part
                 self._size += len(part)
                 if len(body) > LARGEST_BODY or self._size > MOST_BODIES:
-                    raise HTTPException(413, "expected a smaller file")
+                    raise HTTPException(413, f"expected a file of at most {LARGEST_FILE >> 20} MB, and few at once")
             name, question = parse_question(body)
             answer = await self._compute(name, question, request)
         except InputError as error:
@@ -83,7 +83,7 @@ class Api:
             raise HTTPException(503, "the server ends") from error
         finally:
             self._size -= len(body)
-        return Response(json.dumps(answer), media_type="application/json")
+        return Response(json.dumps(answer, allow_nan=False), media_type="application/json")
 
     async def _compute(self, name: str, question: dict[str, Any], request: Request) -> dict[str, Any]:
         """Answer in the thread of the model, after the questions that came before, unless the visitor leaves."""
@@ -112,7 +112,10 @@ class Api:
     def open_image(self, name: str = EXAMPLE, data: str | None = None) -> dict[str, Any]:
         """Open a file, its `name` and its `data` in base64, or without them the example: what a browser draws of it."""
         name = printable(name[-LONGEST_NAME:])
-        content = read_file(f"static/{EXAMPLE}") if data is None else decode_base64(name, data)
+        try:
+            content = read_file(f"static/{EXAMPLE}") if data is None else base64.b64decode(data, validate=True)
+        except ValueError as error:
+            raise InputError(f"{name}: expected an image, got {error}: drop it again") from error
         decoded = decode_upload(name, content, MOST_PIXELS)
         image = OpenedImage(self.session, decoded, name, self.explainers)
         return describe_image(image) | {"key": self.images.add(image)}
@@ -177,18 +180,6 @@ def stop_when(unwanted: Callable[[], bool]) -> Iterator[None]:
     check()
     with register_module_forward_pre_hook(check):
         yield
-
-
-def decode_base64(name: str, data: str) -> bytes:
-    """The bytes of an uploaded file; an InputError if it is too large or no base64."""
-    if len(data) > LARGEST_FILE * 4 // 3 + 4:
-        raise InputError(
-            f"{name}: expected a file of at most {LARGEST_FILE >> 20} MB, got a larger one: make it smaller"
-        )
-    try:
-        return base64.b64decode(data, validate=True)
-    except ValueError as error:
-        raise InputError(f"{name}: expected an image, got {error}: drop it again") from error
 
 
 def read_file(name: str) -> bytes:

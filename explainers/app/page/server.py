@@ -4,7 +4,7 @@ import json
 import socket
 import webbrowser
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from html import escape
 from pathlib import Path
 from string import Template
@@ -44,13 +44,13 @@ EVERYWHERE = {"0.0.0.0": "localhost", "::": "localhost"}
 
 
 class RunningPage:
-    """An app that a thread serves until it is closed.
+    """The app of `build_app`, which a thread serves until it is closed; see `serve`.
 
     Attributes:
         url: where this machine's browsers find the page.
     """
 
-    def __init__(self, app: Starlette, host: str, port: int, domain: str | None) -> None:
+    def __init__(self, app: Starlette, host: str = "127.0.0.1", port: int = 0, domain: str | None = None) -> None:
         self._api: Api = app.state.api
         listening = listen(host, port)
         name = EVERYWHERE.get(host, f"[{host}]" if ":" in host else host)
@@ -64,7 +64,7 @@ class RunningPage:
             timeout_graceful_shutdown=1,  # for visitors who still send something, in seconds
         )
         self._server = uvicorn.Server(config)
-        self._thread = Thread(target=self._server.run, kwargs={"sockets": [listening]})
+        self._thread = Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -79,10 +79,9 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 7860,
     open_browser: bool = False,
-    block: bool = True,
     domain: str | None = None,
     audit: Path | None = None,
-) -> RunningPage:
+) -> None:
     """Serve the page for one model of photos until Ctrl-C.
 
     Args:
@@ -90,24 +89,19 @@ def serve(
         host: address to listen on. The default accepts connections from this machine alone, 0.0.0.0 from all.
         port: port to listen on; 0 for a free one.
         open_browser: open the page in the browser.
-        block: wait for Ctrl-C; otherwise return the running page, which has `url` and `close`.
         domain: name under which browsers reach the page, see `Guard`; `*` for a public page.
         audit: folder of an audit, whose page a second tab shows; `None` for no such tab.
 
     Raises:
         InputError: if the model takes no photos, the folder has no audit, or address or port cannot be used.
     """
-    page = RunningPage(build_app(session, audit), host, port, domain)
-    print(f"The page is at {page.url} (Ctrl-C stops it)", flush=True)
-    if host in EVERYWHERE:
-        print("Every machine that reaches this one can open it: there is no password.", flush=True)
-    if open_browser:
-        webbrowser.open(page.url)
-    if block:
-        with suppress(KeyboardInterrupt):
-            Event().wait()
-        page.close()
-    return page
+    with closing(RunningPage(build_app(session, audit), host, port, domain)) as page, suppress(KeyboardInterrupt):
+        print(f"The page is at {page.url} (Ctrl-C stops it)", flush=True)
+        if host in EVERYWHERE:
+            print("Every machine that reaches this one can open it: there is no password.", flush=True)
+        if open_browser:
+            webbrowser.open(page.url)
+        Event().wait()
 
 
 def build_app(session: Session, audit: Path | None = None) -> Starlette:
