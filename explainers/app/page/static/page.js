@@ -78,13 +78,13 @@ async function open(reply) {
 
 /** Explain a class or text [index, name, score] by all chosen methods, told apart from others, by their indices. */
 async function explain(chosen, against = []) {
-  const subject = { index: chosen[0], against }, methods = [...state.methods];
+  const subject = { index: chosen[0], against };
   leaving.abort();
-  leaving = new AbortController();
+  const { signal } = (leaving = new AbortController());
   Object.assign(state, { subject, chosen, points: [] });
   list();
-  await Promise.all(methods.map((method) => explainBy(method, subject)));
-  if (subject === state.subject && String(methods) === String(state.methods)) curve();
+  await Promise.all(state.methods.map((method) => explainBy(method, subject)));
+  if (!signal.aborted) curve();
 }
 
 async function explainBy(method, subject) {
