@@ -79,7 +79,7 @@ class Api:
             answer = await self._compute(name, question, request)
         except InputError as error:
             raise HTTPException(400, printable(str(error))) from error
-        except (Abandoned, ClientDisconnect) as error:
+        except (Abandoned, ClientDisconnect, asyncio.CancelledError) as error:
             raise HTTPException(503, "the server ends") from error
         finally:
             self._size -= len(body)

@@ -61,7 +61,6 @@ class RunningPage:
             ws="none",
             log_level="error",
             limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=1,  # for visitors who still send something, in seconds
         )
         self._server = uvicorn.Server(config)
         self._thread = Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -70,7 +69,7 @@ class RunningPage:
     def close(self) -> None:
         """End the server, and what it computes, see `Api.close`."""
         self._api.close()
-        self._server.should_exit = True
+        self._server.should_exit = self._server.force_exit = True  # without waiting for who still sends something
         self._thread.join()
 
 
