@@ -121,8 +121,8 @@ def test_only_what_the_entry_points_share_knows_hydra():
 
 
 EXTRAS = {
-    *("lightning", "torchmetrics", "captum", "sklearn", "scipy", "matplotlib", "pandas"),
-    *("hydra", "omegaconf", "wandb", "gradio", "transformers"),
+    *("lightning", "torchmetrics", "captum", "sklearn", "scipy", "matplotlib"),
+    *("hydra", "omegaconf", "wandb", "starlette", "uvicorn", "transformers"),
 }
 """Packages that an installation without extras lacks."""
 

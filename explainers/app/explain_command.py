@@ -159,12 +159,11 @@ def nearest(options: Namespace) -> None:
 
 def serve(options: Namespace) -> None:
     """Serve the page until Ctrl-C."""
-    from explainers.app.page import serve as serve_page  # with Gradio, which takes seconds
+    from explainers.app.page import serve as serve_page  # with Starlette, which not everybody has
 
     model, methods = model_and_methods(options)
     serve_page(
-        model,
-        methods[0],
+        Session(model, methods[0]),
         host=options.host,
         port=options.port,
         open_browser=options.open,

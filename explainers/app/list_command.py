@@ -12,7 +12,7 @@ EXTRAS = {
         "ViT-CX, DeepLift, LIME (Lasso), benchmark",
     ),
     "clip": (("open_clip",), "texts, with models of CLIP and SigLIP"),
-    "app": (("gradio",), "serve"),
+    "app": (("starlette", "uvicorn"), "serve"),
     "hub": (("transformers",), "models of Hugging Face transformers"),
     "train": (("lightning", "hydra"), "training, in the checkout"),
 }

@@ -425,20 +425,21 @@ def test_settings_of_messages_are_written_as_options():
     assert pickle.loads(pickle.dumps(error)).settings == error.settings  # from another process
 
 
-def test_serve_passes_the_options_on(run, weights, monkeypatch):
+def test_serve_passes_the_options_on(run, monkeypatch):
     calls = []
     monkeypatch.setattr(page, "serve", lambda *of, **settings: calls.append((of, settings)))
     assert run("serve", "--port", "7861", "--method", "GAE")[0] == 0
-    settings = {"host": "127.0.0.1", "port": 7861, "open_browser": False, "domain": None, "audit": None}
-    (((target, method), given),) = calls
-    assert (target.name, method, given) == (MODEL, "GAE", settings)
+    (((session,), settings),) = calls
+    assert (session.target.name, session.method) == (MODEL, "GAE")
+    assert settings == {"host": "127.0.0.1", "port": 7861, "open_browser": False, "domain": None, "audit": None}
 
 
-def test_serve_without_gradio_names_the_extra(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gradio", None)
+def test_serve_without_starlette_names_the_extra(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    monkeypatch.delitem(sys.modules, "explainers.app.page")
     status, _, errors = run("serve")
     assert status == 1 and errors == [
-        "explainers: expected gradio for explainers serve, got an installation without it: pip install"
+        "explainers: expected starlette for explainers serve, got an installation without it: pip install"
         " 'transferable-explainers[app]'"
     ]
 
@@ -459,7 +460,7 @@ def test_help_version_and_list_import_neither_torch_nor_timm(folder):
         "for words in (['--help'], ['--version'], ['list', '--help']):\n"
         "    try: main(words)\n    except SystemExit as exited: assert exited.code == 0\n"
         "assert main(['list']) == 0\n"
-        "print(sorted({'torch', 'timm', 'gradio'} & sys.modules.keys()))"
+        "print(sorted({'torch', 'timm', 'starlette'} & sys.modules.keys()))"
     )
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=ascii_only)

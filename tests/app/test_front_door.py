@@ -55,7 +55,7 @@ cache_dir = {cache}
 mypy_path = {stubs}:{root}
 [mypy-torch,torch.nn]
 follow_imports = silent
-[mypy-torch.*,huggingface_hub.*,tqdm.*,safetensors.*,timm.*,torchvision.*,transformers.*,matplotlib.*,torchmetrics.*,scipy.*,sklearn.*,captum.*,lightning.*,gradio.*]
+[mypy-torch.*,huggingface_hub.*,tqdm.*,safetensors.*,timm.*,torchvision.*,transformers.*,matplotlib.*,torchmetrics.*,scipy.*,sklearn.*,captum.*,lightning.*,starlette.*,uvicorn.*]
 follow_imports = skip
 """
 

@@ -1,8 +1,6 @@
 """The page of `explainers serve` in a headless Chromium, with a toy model; skipped where there is none."""
 
 import json
-import socket
-from importlib.util import find_spec
 
 import pytest
 import timm
@@ -10,31 +8,25 @@ from browser import MARKS, start_browser
 from clips import random_directions
 from PIL import Image
 
-if find_spec("gradio") is None:  # which takes seconds to import
-    pytest.skip("gradio is not installed", allow_module_level=True)
+from explainers.app.page import build_app
+from explainers.app.page.server import RunningPage
+from explainers.app.session import Session
+from explainers.text import TextHead
+
 pytest.importorskip("selenium")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-from explainers.app.page import serve  # noqa: E402
-from explainers.text import TextHead  # noqa: E402
-
 pytestmark = MARKS
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def address():
-    page = serve(timm.create_model("vit_tiny_patch16_224", **TINY), method="GAE", port=free_port(), block=False)
-    yield page.local_url
+    page = RunningPage(build_app(Session(timm.create_model("vit_tiny_patch16_224", **TINY), "GAE")))
+    yield page.url
     page.close()
 
 
@@ -93,8 +85,8 @@ class Page:
 def prompting():
     """The address of a page for a model without classes, but with a text head."""
     model = timm.create_model("vit_tiny_patch16_224", **TINY | {"num_classes": 0})
-    page = serve(model, method="GAE", port=free_port(), block=False, text_head=TextHead(random_directions))
-    yield page.local_url
+    page = RunningPage(build_app(Session(model, "GAE", text_head=TextHead(random_directions))))
+    yield page.url
     page.close()
 
 

@@ -79,7 +79,9 @@ def test_bad_settings_are_named(model):
         find_groups(Shards(evidence), model, groups=51)
     with pytest.raises(InputError, match="^expected at least 10 patches with evidence .* got at most 0: give other"):
         find_groups(Shards(replace(evidence, vectors=0 * evidence.vectors)), model)
-    with pytest.raises(InputError, match="^expected a class that is predicted for at least 10 images, got at most 4 of 8"):
+    with pytest.raises(
+        InputError, match="^expected a class that is predicted for at least 10 images, got at most 4 of 8"
+    ):
         find_groups(Shards(planted(model, images=8)[0]), model)
 
 

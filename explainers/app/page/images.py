@@ -1,11 +1,8 @@
 """The images that visitors have opened: their heatmaps, and what the model says when patches are hidden."""
 
-import hashlib
-import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,9 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from explainers import Explainer
-from explainers.app.batches import PreparedClasses, PreparedTexts, is_signed
+from explainers.app.batches import PreparedClasses, PreparedTexts, check_scores, is_signed
 from explainers.app.choosing import estimate_passes
-from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, checks_choices
 from explainers.images.bands import see_pixels
@@ -43,7 +39,10 @@ PICTURE_SIZE = 640
 """Longer side of the photo on the page, in pixels."""
 
 CHUNK = 10
-"""Number of masked images in one call of the model, between which other visitors get their turn."""
+"""Number of masked images in one call of the model."""
+
+MANY_PASSES = 10
+"""Forward passes above which a method is slow, and its intermediate results are too large to keep."""
 
 MOST_TEXTS = 50
 """Number of texts that a page lists, and of others from which a class or text is told apart."""
@@ -54,11 +53,11 @@ LONGEST_TEXT = 300
 TOP = 5
 """Number of most probable classes that are listed."""
 
-REMEMBERED = 4_000_000
-"""Largest number of values in the embeddings of masked copies of an image that are kept."""
+REMEMBERED = 1_000_000
+"""Largest number of values in the embeddings of masked copies of an image, or in its heatmaps, that are kept."""
 
-BUDGET = 128 * 2**20
-"""Memory of the opened images, in bytes."""
+MOST_IMAGES = 32
+"""Number of images that are kept, with at most some 10 MB each."""
 
 
 class Index(NamedTuple):
@@ -74,33 +73,25 @@ class OpenedImage:
     The `image`, upright RGB, is not kept. All visitors share the session, and the other `explainers` by their names.
     """
 
-    def __init__(
-        self, session: Session, image: Image.Image, name: str, explainers: Mapping[str, Explainer], turns: Turns
-    ) -> None:
+    def __init__(self, session: Session, image: Image.Image, name: str, explainers: Mapping[str, Explainer]) -> None:
         self.name = name
         self.session = session
         self.explainers = {**explainers, session.method: session.explainer}
         self.target = session.target
         self.grid = session.target.grid
-        self.turns = turns
         self.picture = fit_photo(image, PICTURE_SIZE)
         self.box = scale_box(session.transform.box(*image.size), image, self.picture)
         pixels, _ = see_pixels(session.pixels.convert(image, name), session.transform)
         self.image = pixels[None].to(self.target.mean.device)
         self.probabilities: Tensor | None = None
-        with turns.turn(), torch.no_grad():
-            if session.names:
-                self.probabilities = self.target.scores(self.target(self.image).float())[0].cpu()
+        if session.names:
+            with torch.no_grad():
+                scores = self.target.scores(self.target(self.image).float()).cpu()
+            check_scores(scores, [name], "scores", self.target.name)
+            self.probabilities = scores[0]
         self._heatmaps: dict[tuple[str, Index], Tensor] = {}
         self._embeddings: dict[bytes, Tensor] = {}
         self._prepared: dict[tuple[str, bool], PreparedClasses | PreparedTexts] = {}
-
-    @property
-    def size(self) -> int:
-        """Memory that this image takes, in bytes."""
-        tensors = [self.image, *self._heatmaps.copy().values(), *self._embeddings.copy().values()]
-        vectors = 4 * self.grid.num_patches * self.target.embed_dim * len(self._prepared)
-        return sum(tensor.nbytes for tensor in tensors) + vectors + 3 * self.picture.width * self.picture.height
 
     @property
     def classes(self) -> list[tuple[int, str, float]]:
@@ -136,36 +127,34 @@ class OpenedImage:
         """The heatmap (rows, columns) of a class or text by one of the `explainers`."""
         key = method, index
         if key not in self._heatmaps:
-            with self.turns.take_turn(self.explainers[method], self.target) as explainer, torch.no_grad():
-                self._heatmaps[key] = self._explain(method, explainer, index)
+            if len(self._heatmaps) * self.grid.num_patches > REMEMBERED:
+                self._heatmaps.clear()
+            self._heatmaps[key] = self._explain(method, index)
         return self._heatmaps[key]
 
     def signed(self, method: str, index: Index) -> bool | None:
         """Whether the heatmap of a method is signed, see `is_signed`."""
         return is_signed(self.explainers[method], index.against)
 
-    def takes_long(self, method: str, index: Index) -> bool:
-        """Whether a heatmap has still to be computed by a slow method."""
-        return estimate_passes(self.explainers[method]) > MANY_PASSES and (method, index) not in self._heatmaps
+    @torch.no_grad()
+    def _explain(self, method: str, index: Index) -> Tensor:
+        """Explain by a method. Its intermediate results are kept once it has ended, except those of slow ones."""
+        explainer, key = self.explainers[method], (method, isinstance(index.wanted, str))
+        prepared: Any = self._prepared.pop(key, None)
+        if prepared is None and isinstance(index.wanted, str):
+            prepared = PreparedTexts(explainer, self.session.text_head, self.image)
+        elif prepared is None:
+            prepared = PreparedClasses(explainer, self.target, self.image)
+        heatmap: Tensor = prepared.heatmaps([index.wanted], index.against)[0]
+        if estimate_passes(explainer) <= MANY_PASSES:
+            self._prepared[key] = prepared
+        return heatmap
 
-    def _explain(self, method: str, explainer: Explainer, index: Index) -> Tensor:
-        """Explain by the explainer of a method, or its copy, whose intermediate results are not kept."""
-        key = method, isinstance(index.wanted, str)
-        prepared: Any = self._prepared.get(key)
-        if prepared is None:
-            if isinstance(index.wanted, str):
-                prepared = PreparedTexts(explainer, self.session.text_head, self.image)
-            else:
-                prepared = PreparedClasses(explainer, self.target, self.image)
-            if explainer is self.explainers[method]:
-                self._prepared[key] = prepared
-        return prepared.heatmaps([index.wanted], index.against)[0]
-
+    @torch.no_grad()
     def compare(self, other: "OpenedImage") -> tuple[Likeness, str]:
         """Why this image is like another one, and what explains it."""
-        with self.turns.turn(), torch.no_grad():
-            explainer, method = self.session.with_vectors
-            return likeness(explainer, self.image, other.image).take_row(0), method
+        explainer, method = self.session.with_vectors
+        return likeness(explainer, self.image, other.image).take_row(0), method
 
     def orders(self, method: str, index: Index) -> Tensor:
         """The patches in the order of a heatmap, the most important first, (1, N); several random orders of chance."""
@@ -205,76 +194,44 @@ class OpenedImage:
         embeddings = self.embeddings(keep).to(self.image.device)
         asked: list[Any] = [index.wanted, *index.against]
         if isinstance(index.wanted, str):
-            with self.turns.turn():
-                scores = self.session.text_head(embeddings, asked)
+            scores = self.session.text_head(embeddings, asked)
         else:
             scores = self.target.scores(self.target.classify(embeddings))[:, asked]
         own, others = scores[:, 0], scores[:, 1:]
         return (own - others.mean(-1) if index.against else own).cpu()
 
+    @torch.no_grad()
     def embeddings(self, keep: Tensor) -> Tensor:
         """Embeddings (M, D) of this image under masks (M, N), True at visible patches; the model sees each once."""
-        keys = [mask.numpy().tobytes() for mask in keep]
-        known = dict(self._embeddings)  # other threads may drop what this one reads
-        if len(known) * self.target.embed_dim > REMEMBERED:
+        if len(self._embeddings) * self.target.embed_dim > REMEMBERED:
             self._embeddings.clear()
-        new = {key: number for number, key in enumerate(keys) if key not in known}
-        for start in range(0, len(new), CHUNK):
-            chunk = list(new)[start : start + CHUNK]
-            masks = keep[None, [new[key] for key in chunk]].to(self.image.device)
-            with self.turns.turn(), torch.no_grad():
-                normalised = self.target.normalise(self.image)
-                embedded = masked_outputs(self.target, nn.Identity(), normalised, masks, self.grid)
-            of_chunk = dict(zip(chunk, embedded[0].float().cpu(), strict=True))
-            known |= of_chunk
-            self._embeddings.update(of_chunk)
-        return torch.stack([known[key] for key in keys])
+        keys = [mask.numpy().tobytes() for mask in keep]
+        new = {key: number for number, key in enumerate(keys) if key not in self._embeddings}
+        if new:
+            masks = keep[None, list(new.values())].to(self.image.device)
+            normalised = self.target.normalise(self.image)
+            embedded = masked_outputs(self.target, nn.Identity(), normalised, masks, self.grid, chunk_size=CHUNK)
+            self._embeddings.update(zip(new, embedded[0].float().cpu(), strict=True))
+        return torch.stack([self._embeddings[key] for key in keys])
 
 
-class ImageStore:
-    """The opened images, each under a key that only a browser which has the file can know.
-
-    The least recently used ones beyond the budget of memory, in bytes, are dropped, but never the last one.
-    """
+class OpenedImages:
+    """The images that were opened or asked about last, each under a key that nobody can guess."""
 
     def __init__(self) -> None:
-        self.budget = BUDGET
-        self._secret = secrets.token_bytes(32)
         self._images: OrderedDict[str, OpenedImage] = OrderedDict()
-        self._lock = Lock()
 
-    def make_key(self, name: str, data: bytes) -> str:
-        """The key of an uploaded file, by its name and bytes: who opens it again finds it."""
-        return hmac.new(self._secret, name.encode() + b"\0" + data, hashlib.sha256).hexdigest()
-
-    def add(self, key: str, image: OpenedImage) -> OpenedImage:
-        """Keep an image, and return it, or the one that has this key already."""
-        with self._lock:
-            image = self._images.setdefault(key, image)
-            self._images.move_to_end(key)
-        self.trim()
-        return image
-
-    def get(self, key: str) -> OpenedImage | None:
-        """Return the image with this key; `None` if it was forgotten."""
-        with self._lock:
-            if key in self._images:
-                self._images.move_to_end(key)
-            return self._images.get(key)
+    def add(self, image: OpenedImage) -> str:
+        """Keep an image in place of the one that was not used for longest, and return its key."""
+        key = secrets.token_urlsafe(16)
+        self._images[key] = image
+        if len(self._images) > MOST_IMAGES:
+            self._images.popitem(last=False)
+        return key
 
     def find(self, key: str) -> OpenedImage:
         """Return the image with this key; an InputError if it was forgotten."""
-        image = self.get(key)
-        if image is None:
+        if key not in self._images:
             raise InputError("expected an opened image, got one that the server has forgotten: drop it again")
-        return image
-
-    def trim(self) -> None:
-        """Drop images beyond the budget: they grow while they are explained."""
-        with self._lock:
-            sizes = {key: image.size for key, image in self._images.items()}
-            total = sum(sizes.values())
-            for key in list(sizes)[:-1]:
-                if total > self.budget:
-                    total -= sizes[key]
-                    del self._images[key]
+        self._images.move_to_end(key)
+        return self._images[key]

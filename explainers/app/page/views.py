@@ -10,7 +10,7 @@ from torch import Tensor
 
 from explainers.app.explanation import picture_name, summarise, write_score
 from explainers.app.page.images import CHANCE, LEVELS, MOST_TEXTS, PICTURE_SIZE, Index, OpenedImage, Side
-from explainers.errors import InputError, check_range
+from explainers.errors import check_range
 from explainers.report.html_pages import data_url, encode_bytes
 from explainers.report.overlays import (
     CONSTANT,
@@ -167,16 +167,10 @@ def describe_score(image: OpenedImage, index: Index) -> str:
     return f"The {'output' if quantity == 'value' else f'{quantity} of'} {name}{apart}"
 
 
-VIEWS: tuple[Callable[..., dict[str, Any]], ...] = (heatmap, curves, prompts, scores, picture, alike)
+VIEWS: dict[str, Callable[..., dict[str, Any]]] = {
+    view.__name__: view for view in (heatmap, curves, prompts, scores, picture, alike)
+}
 """What a browser may ask about its image."""
-
-
-def check_methods(question: dict[str, Any], known: Sequence[str]) -> None:
-    """Raise an InputError if a question names a method that this page does not have."""
-    asked = [question["method"]] if "method" in question else question.get("methods", [])
-    unknown = [method for method in asked if method not in known]
-    if unknown:
-        raise InputError(f"expected one of {', '.join(known)}, got {unknown[0]!s:.60}")
 
 
 def encode_colours(heatmap: Tensor, scale: ColourScale) -> dict[str, tuple[str, int]]:

@@ -53,9 +53,6 @@ function compareMethods(methods) {
 }
 
 function listenToChoices() {
-  $(".heading").textContent = props.heading;
-  $(".hint").textContent = props.hint;
-  $(".example img").src = props.example;
   $(".example").onclick = () => open(call("open_image", {}));
   [[".photo", open], [".second", openOther]].forEach(([place, show]) => {
     const input = $(`${place} input`);

@@ -1,23 +1,28 @@
 // The page: what is chosen, and what the server is asked
 
-const COLOURS = props.colours, GREY = props.grey;
-const $ = (selector) => element.querySelector(selector);
+const props = JSON.parse(document.querySelector("#data").textContent), COLOURS = props.colours, GREY = props.grey;
+const $ = (selector) => document.querySelector(selector);
 const state = { subject: null, chosen: null, methods: [...props.methods], test: "most", amount: 0, painted: new Set(), points: [] };
 const smooth = () => $(".smooth").checked;
 const keyOf = (method, { index, against } = state.subject) => `${method} ${[index, ...against].map((each) => JSON.stringify(each))}`;
-let maps = new Map(), view = null, openings = 0, drawing = false, outdated = false;
+let maps = new Map(), view = null, openings = 0, drawing = false, outdated = false, leaving = new AbortController();
 
-/** Call a function of the server; its reply, or an error. */
-async function call(name, question) {
-  const reply = await server[name](question).catch(() => null);
-  return reply ?? { error: "The server does not answer: is it still running?" };
+/** Ask the server; its answer, or an error. It computes one after another, so that slow ones are aborted if they are not shown. */
+async function call(name, question, signal) {
+  const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ name, question }), signal };
+  try {
+    const reply = await fetch("api", request);
+    return reply.ok ? await reply.json() : { error: await reply.text() };
+  } catch {
+    return { error: "The server does not answer: is it still running?" };
+  }
 }
 
 /** Ask one of the views of views.py about the opened image; an error is shown, and nothing returned. */
-async function ask(name, question) {
+async function ask(name, question, signal) {
   const opened = view;
-  const reply = await call(name, { key: opened.key, ...question });
-  if (opened !== view) return null;
+  const reply = await call(name, { image: opened.key, ...question }, signal);
+  if (opened !== view || signal?.aborted) return null;
   if (!reply.error) return reply;
   say(reply.error, true);
   return null;
@@ -46,6 +51,7 @@ function mapFigure() {
 /** Show an image that the server opens, and explain its most probable class. */
 async function open(reply) {
   const opening = ++openings;
+  leaving.abort();
   view = null;
   $(".opened").hidden = true;
   compare();
@@ -72,18 +78,20 @@ async function open(reply) {
 
 /** Explain a class or text [index, name, score] by all chosen methods, told apart from others, by their indices. */
 async function explain(chosen, against = []) {
-  const subject = { index: chosen[0], against }, methods = [...state.methods];
+  const subject = { index: chosen[0], against };
+  leaving.abort();
+  const { signal } = (leaving = new AbortController());
   Object.assign(state, { subject, chosen, points: [] });
   list();
-  await Promise.all(methods.map((method) => explainBy(method, subject)));
-  if (subject === state.subject && String(methods) === String(state.methods)) curve();
+  await Promise.all(state.methods.map((method) => explainBy(method, subject)));
+  if (!signal.aborted) curve();
 }
 
 async function explainBy(method, subject) {
   const key = keyOf(method, subject), known = maps.get(key);
   draw();
   if (known) return;
-  const reply = await ask("heatmap", { method, ...subject });
+  const reply = await ask("heatmap", { method, ...subject }, leaving.signal);
   if (!reply) return;
   maps.set(key, { tiles: tilesOf(reply.tiles), order: reply.order, legend: reply.legend });
   if (subject !== state.subject) return;
@@ -129,7 +137,7 @@ async function curve() {
   while (outdated && view) {
     outdated = false;
     const side = state.test === "least" ? "least" : "most", { subject, methods } = state;
-    const reply = await ask("curves", { methods, side, ...subject });
+    const reply = await ask("curves", { methods, side, ...subject }, leaving.signal);
     if (!reply || subject !== state.subject || methods !== state.methods || (state.test === "least") !== (side === "least")) continue;
     $(".curve").classList.remove("waiting");
     $(".curve div").innerHTML = reply.svg;
@@ -180,7 +188,14 @@ listenToTexts();
 $(".save").onclick = save;
 $(".hidden-count").oninput = () => ((state.amount = +$(".hidden-count").value), test());
 $(".clear").onclick = () => (state.painted.clear(), test());
-element.querySelectorAll('[name="side"]').forEach((radio) => {
+document.querySelectorAll('[name="side"]').forEach((radio) => {
   radio.onchange = () => ((state.test = radio.value), $(".tests").replaceChildren(), curve());
 });
 listenToChoices();
+document.querySelectorAll('[role="tab"]').forEach((tab, _, tabs) => {
+  tab.onclick = () =>
+    tabs.forEach((each) => {
+      each.setAttribute("aria-selected", each === tab);
+      $(`#${each.getAttribute("aria-controls")}`).hidden = each !== tab;
+    });
+});

@@ -4,7 +4,7 @@ let cursor = null, stroke = null, asking = false, asked = false;
 
 /** The pictures that are tested: label and colour, and the patches that are hidden. */
 function tested() {
-  if (state.test === "painted") return [{ label: "your patches", colour: "var(--color-accent)", hidden: [...state.painted] }];
+  if (state.test === "painted") return [{ label: "your patches", colour: "var(--accent)", hidden: [...state.painted] }];
   const orders = state.methods.map((label, i) => ({ label, colour: COLOURS[i], order: maps.get(keyOf(label))?.order }));
   const all = [{ label: "chance", colour: GREY, order: view.chance }, ...orders];
   const first = ({ order }) => (state.test === "most" ? order.slice(0, state.amount) : order.slice(order.length - state.amount));
