@@ -26,7 +26,7 @@ TASK_KEYS = ("data", "target", "explainers")
 GROUPS = {
     "explainer": "explainers@explainer",
     "labels": "labels@module.labels",
-    "projection": "projection@module.projection",
+    "projection": "projection@module.head.projection",
     "teacher": "teacher@module.loss",
 }
 """Key of settings that a file has → Hydra's name of the choice of this file."""

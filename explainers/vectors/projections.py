@@ -167,7 +167,7 @@ def print_accuracy(target: TargetModel, data: Any, weight: Tensor, limit: int) -
     if not hasattr(data, "dataset"):
         return print(f"text head: accuracy not measured, because {type(data).__name__} reads no single images")
     embeddings, labels = embedded_images(target, data, "val", limit)
-    head = fix_projected_head(target, weight.to(target.mean.device), True, 1.0, "patch", 1.0).cpu()
+    head = fix_projected_head(target, weight.to(target.mean.device)).cpu()
     accuracy = (head(embeddings).argmax(-1) == labels).float().mean().item()
     chance = 1 / len(weight)
     percent = f"{100 * accuracy:.3g} %"

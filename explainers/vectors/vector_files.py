@@ -13,9 +13,9 @@ from explainers.models import TargetModel
 from explainers.saved.identity import ROUNDED, Identity, architecture_hash, measure_distances, sketch_weights
 from explainers.saved.weights import check_forms, check_identity, quote, read_header, read_weights, save_weights
 from explainers.share.catalogue import VECTOR, VECTOR_COMMANDS, Catalogue, list_shipped, shipped
-from explainers.training.state_dicts import State, part
+from explainers.training.state_dicts import State
 from explainers.vectors.fixed_head import READING, check_reading
-from explainers.vectors.model_files import read_head, read_model
+from explainers.vectors.model_files import read_model
 from explainers.vectors.task_arithmetic import keep_largest, select_learned, vector
 
 KIND = "ExplainabilityVector"
@@ -90,19 +90,17 @@ def save_vector(trained: str | Path, base: TargetModel, path: Path, lambda_2: fl
         path: the file to write.
         lambda_2: the λ₂ to recommend.
     """
-    identity, weights = read_model(trained, base)
-    own = base.backbone_identity()
-    check_identity(identity, {"base_sha256": own["backbone_sha256"]}, trained)
-    head = read_head([str(trained)], base)
-    packed = pack(vector(part(weights, "backbone"), base.backbone.state_dict()))
+    model, own = read_model(trained, base), base.backbone_identity()
+    check_identity(model.identity, {"base_sha256": own["backbone_sha256"]}, trained)
+    packed = pack(vector(model.backbone, base.backbone.state_dict()))
     header = {
         "class": KIND,
-        "model": identity["model"],
+        "model": model.identity["model"],
         "target": own,
         "architecture_sha256": architecture_hash(base.backbone, sized=False),
         "sketch": sketch_weights(base.backbone, sized=False),
-        "grid": identity["grid"],
-        "head": head.describe_reading(),
+        "grid": model.identity["grid"],
+        "head": model.head.describe_reading(),
         "lambda_2": lambda_2,
         "absent": [name for name in select_learned(base.backbone.state_dict()) if f"{name}.bits" not in packed],
     }
