@@ -147,6 +147,15 @@ class Marked(Dataset):
         return {"image": self.images[index], "label": self.labels[index], "index": torch.as_tensor(index)}
 
 
+class Unlabelled(Marked):
+    """Without classes, as `unlabelled_images`."""
+
+    classes = ()
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {"label": torch.full_like(torch.as_tensor(index), -1)}
+
+
 def exported(base, grid, folder, alpha=1, seed=None, start=None, noise=0.02, classes=3, turn=0):
     """The file of a self-explaining model: a copy of `base`, or of the file `start`, with noise on the weights."""
     module = SelfExplaining(base, grid, start)
