@@ -141,4 +141,4 @@ def test_numbers_without_a_target_are_checked_too(build, message):
 )
 def test_the_numbers_of_a_transfer_are_checked(target, grid, tmp_path, settings, message):
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        ExplainabilityVector(target, grid, "", VectorSources(), None, [1.0], selection=Selection(**settings))
+        ExplainabilityVector(target, grid, "", VectorSources(), None, [1.0], Selection(**settings))

@@ -85,8 +85,7 @@ def add_vector(
     file, header = find_vector(vector, target, TUNED)
     tau, start = read_vector(file, target), target.backbone.state_dict()
     explainer = SelfExplaining(target, target.grid)
-    explainer.target.head = fix_own_head(explainer.target).to(target.mean.device)
-    explainer.target.head.read_as(header["head"])
+    explainer.target.head = fix_own_head(explainer.target).read_as(**header["head"]).to(target.mean.device)
     if lambda_2 != "auto":
         chosen = float(lambda_2)
     elif images is None:

@@ -4,7 +4,6 @@ import copy
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor
 
-from explainers.errors import InputError, check_range
+from explainers.errors import InputError, check_range, checks_choices
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import Agreement
 from explainers.models import TargetModel
@@ -30,19 +29,21 @@ from explainers.vectors.vector_sources import VectorSources, build_vector, read_
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Selection:
-    """How a sweep selects a point, see `best_point`.
+    """How a sweep selects λ₂, see `best_point`.
 
-    Attributes:
+    Args:
         metric: the metric that is best.
         tolerance: maximum accuracy drop, as a fraction. Without labels, the maximum share of changed predictions.
         k: K of IoU@K.
     """
 
-    metric: Agreement = "e_rmse"
-    tolerance: float = 0.02
-    k: int = 10
+    @checks_choices
+    def __init__(self, metric: Agreement = "e_rmse", tolerance: float = 0.02, k: int = 10) -> None:
+        check_range(0, tolerance=tolerance)
+        self.metric: Agreement = metric
+        self.tolerance = tolerance
+        self.k = k
 
 
 class ExplainabilityVector(LightningModule):
@@ -62,8 +63,8 @@ class ExplainabilityVector(LightningModule):
             or `MethodLabels`, which need neither labels nor masked images.
         lambda_2: values of λ₂ to try, or a single one. Without 0 among them, the unchanged model is the best one only
             if all others lose too much accuracy.
-        lambda_1: λ₁, the weight of the target task.
         selection: how λ₂ is selected.
+        lambda_1: λ₁, the weight of the target task.
         restore: number of training images, without labels, to which the projection of the head is fitted, so that
             predictions stay those of the model of `onto`, see `restoration`; 0 leaves the head as it is, as the paper.
     """
@@ -78,12 +79,12 @@ class ExplainabilityVector(LightningModule):
         vector: VectorSources,
         labels: LabelBuilder,
         lambda_2: Sequence[float] | float,
+        selection: Selection,
         lambda_1: float = 1.0,
-        selection: Selection = Selection(),  # noqa: B008, it is frozen
         restore: int = 0,
     ) -> None:
         super().__init__()
-        check_range(0, tolerance=selection.tolerance, restore=restore)
+        check_range(0, restore=restore)
         check_range(1, grid.num_patches, k=selection.k)
         values = lambda_2 if isinstance(lambda_2, Sequence) else [lambda_2]
         points = sweep_points(lambda_1, values)
@@ -92,7 +93,7 @@ class ExplainabilityVector(LightningModule):
         self.hashes = {"base": weights_hash(target.backbone), "onto": parent.identity["target"]["backbone_sha256"]}
         self.teacher = exported_target(target, onto).requires_grad_(False)
         explainer = SelfExplaining(target, grid, onto)
-        explainer.target.head.read_as(self.vector.reading)
+        explainer.target.head = explainer.target.head.read_as(**self.vector.reading)
         self.models = LambdaSweep(explainer, target.backbone.state_dict(), self.vector.tau, points, selection.k)
         reference = labels(self.teacher, grid)
         if reference.classes == "all":
@@ -175,8 +176,7 @@ def report(trainer: Trainer, sweep: Sequence[Row], best: Row, select: str) -> No
         if isinstance(logger, WandbLogger):
             from explainers.report.lambda_figure import lambda_curves  # imports Matplotlib, which takes long
 
-            cells = [[None if math.isnan(value) else value for value in row.values()] for row in rows]
-            data = [[*values, bool(chosen)] for *values, chosen in cells]
+            data = [[None if math.isnan(value) else value for value in row.values()] for row in rows]
             logger.log_table("sweep/points", columns=[*rows[0]], data=data)
             logger.log_image("sweep/curves", [lambda_curves({"points of the sweep": rows}, line)])
         else:

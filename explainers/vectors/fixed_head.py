@@ -49,7 +49,9 @@ class FixedHead(ProjectedHead):
             replaces the patch's own, so that a patch without a contribution has attributions of 0. `blank_patch`: the
             same with the embeddings of the patches of a blank image, so that a blank image has attributions of 0.
         patch_scale: s, factor of the attributions.
-        blocks: see `read_patches`, like `read_out`.
+        blocks: indices of the blocks whose paths are read too, the last ones in ascending order.
+        read_out: the weights a, of the token, of the flow and of each block's direct path; `None` for what fits the
+            embeddings of masked images best on ViT-Tiny before training, and little of the token.
     """
 
     patch_scale: Tensor
@@ -66,27 +68,17 @@ class FixedHead(ProjectedHead):
         reading: Reading = "patch",
         patch_scale: float = 1.0,
         blocks: Sequence[int] = (),
-        read_out: Tensor | None = None,
+        read_out: Tensor | Sequence[float] | None = None,
     ) -> None:
         super().__init__(weight, projection, normalise, scale, bias)
-        self.register_buffer("patch_scale", torch.tensor(float(patch_scale), dtype=torch.float32))
-        self.read_patches(reading, blocks, read_out)
-
-    def read_patches(self, reading: Reading, blocks: Sequence[int] = (), read_out: Tensor | None = None) -> None:
-        """Set how patches are read.
-
-        Args:
-            reading: see the class.
-            blocks: indices of the blocks whose paths are read too, the last ones in ascending order.
-            read_out: the weights a, of the token, of the flow and of each block's direct path; `None` for what fits the
-                embeddings of masked images best on ViT-Tiny before training, and little of the token.
-        """
+        self.register_buffer("patch_scale", torch.tensor(patch_scale, dtype=torch.float32, device=weight.device))
         if blocks and reading == "patch":
             raise InputError("path_blocks needs reading=difference or blank_patch, got reading=patch", "reading")
         self.reading: Reading = reading
         self.blocks = tuple(blocks)
-        weights = torch.tensor([0.1, 0.4, *[0.5] * len(blocks)]) if read_out is None else read_out.detach().clone()
-        self.read_out = nn.Parameter(weights.to(self.weight)) if blocks else None
+        weights = [0.1, 0.4, *[0.5] * len(blocks)] if read_out is None else read_out
+        weights = torch.as_tensor(weights, dtype=torch.float32, device=weight.device)
+        self.read_out = nn.Parameter(weights.detach().clone()) if blocks else None
 
     @torch.no_grad()
     def scale_attributions(self, factor: float) -> None:
@@ -94,16 +86,21 @@ class FixedHead(ProjectedHead):
         (self.patch_scale if self.read_out is None else self.read_out).mul_(factor)
 
     def describe_reading(self) -> Identity:
-        """How patches are read, as JSON values; `read_as` takes it."""
+        """How patches are read: the arguments of `read_as`, as JSON values."""
         weights = None if self.read_out is None else self.read_out.tolist()
         own = {"reading": self.reading, "patch_scale": self.patch_scale.item()}
         return own | {"blocks": list(self.blocks), "read_out": weights}
 
-    def read_as(self, reading: Identity) -> None:
-        """Read patches as `describe_reading` of another head says."""
-        weights = None if reading["read_out"] is None else torch.tensor(reading["read_out"])
-        self.patch_scale.fill_(reading["patch_scale"])
-        self.read_patches(reading["reading"], reading["blocks"], weights)
+    def read_as(
+        self,
+        reading: Reading,
+        patch_scale: float,
+        blocks: Sequence[int] = (),
+        read_out: Sequence[float] | None = None,
+    ) -> "FixedHead":
+        """Build the head of the same logits that reads patches otherwise; for the arguments, see the class."""
+        own = self.weight, self.projection, self.normalise, self.scale.item(), self.bias
+        return FixedHead(*own, reading, patch_scale, blocks, read_out)
 
     def extra_repr(self) -> str:
         """The options that the state dict does not hold."""

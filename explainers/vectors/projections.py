@@ -151,7 +151,7 @@ def text_of(
     if not data.classes or (names is not None and len(names) != len(data.classes)):
         raise InputError(
             f"expected names of the {len(data.classes)} classes {data.classes}, got {len(names or ())}: set"
-            " module.projection.names, or take images with classes"
+            " names=, or take images with classes"
         )
     tower = text_tower(target, model, pretrained)
     prompts = (getattr(data, "templates", ()) or TEMPLATES) if templates is None else templates

@@ -13,7 +13,7 @@ from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Pixels, complete
 from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import embed_as_read
-from explainers.vectors.self_explaining import HeadBuilder, LabelBuilder, SelfExplaining, fix_head, prepare_training
+from explainers.vectors.self_explaining import HeadBuilder, LabelBuilder, SelfExplaining, fix_head, learn_last_blocks
 
 
 def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class SelfDistillation(TrainingModule):
             from the first batch, so that they have the size that the loss expects.
         loss: builds L_explain from the frozen copy and the grid: `CoalitionTeacher` or `PropagationTeacher`.
         alpha: α, in (0, 1).
-        last_blocks: see `prepare_training`.
+        last_blocks: number of the last blocks that learn, see `learn_last_blocks`.
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.
     """
@@ -110,7 +110,7 @@ class SelfDistillation(TrainingModule):
         self.loss = loss(self.teacher, explainer.grid)
         self.sources = Pixels(), self.loss, Features(self.teacher)
         self.calibrated = head.patch_scale is not None
-        prepare_training(explainer, head, last_blocks)
+        learn_last_blocks(explainer.target, last_blocks)
         self.predict_loss = EmbeddingError(self.teacher.embed_dim)
         self.explain_loss = Ratios(self.loss.ratios)
         self.accuracy = Mean()

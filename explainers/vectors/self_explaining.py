@@ -43,13 +43,23 @@ class SelfExplaining(nn.Module):
         target: the model, of which a copy explains itself. Its head is a `FixedHead`, or a training fixes it.
         grid: the patches that are explained; the embeddings of smaller patches of the model are averaged.
         weights: file of a trained model (see `export`), whose backbone and head replace those of the target.
+        reading: how patches are read, see `FixedHead`; `None`: as the weights do, or `patch` without weights.
+        path_blocks: number of the last blocks of a transformer, at most all, whose paths are read beside the tokens of
+            patches, if `reading` is given; trained tokens then learn what these paths lack.
         temperature: t of the score that `forward` explains, see `score_functionals`; `None` for the logit.
     """
 
     signed = True
 
+    @checks_choices
     def __init__(
-        self, target: TargetModel, grid: PatchGrid, weights: str | None = None, temperature: float | None = None
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        weights: str | None = None,
+        reading: Reading | None = None,
+        path_blocks: int = 0,
+        temperature: float | None = None,
     ) -> None:
         if temperature is not None:
             check_positive(temperature=temperature)
@@ -58,8 +68,19 @@ class SelfExplaining(nn.Module):
         self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
         self.grid = grid
         self.weights = weights
+        self.reading = reading
+        self.path_blocks = path_blocks
         self.temperature = temperature
         self.base_hash = weights_hash(target.backbone)
+        if weights is not None and (reading or path_blocks):
+            self.fix_head(self.target.head)
+
+    def fix_head(self, head: FixedHead) -> None:
+        """Replace the head by one that reads patches as this explainer does."""
+        count = len(find_blocks(self.target)) if self.path_blocks else 0
+        blocks = range(max(0, count - self.path_blocks), count)
+        fixed = head.read_as(self.reading or "patch", head.patch_scale.item(), blocks)
+        self.target.head = fixed.to(self.target.mean.device)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode, but BatchNorm keeps the statistics of the base model, which arithmetic cannot transfer."""
@@ -118,27 +139,16 @@ class HeadBuilder:
         projection: computes W for the classes of a datamodule. If the width of W is not the width of the embeddings,
             the model's own head, CLIP's visual projection, is applied before W. `None` fixes the model's own head.
         scale: see `FixedHead`; it has no effect on the model's own head.
-        reading: see `FixedHead`.
         patch_scale: see `FixedHead`; `None` for `SelfDistillation`, which computes it from its first batch.
-        path_blocks: number of the last blocks of a transformer, at most all, whose paths the head reads beside the
-            tokens of patches; the tokens then learn what these paths lack.
     """
 
-    @checks_choices
     def __init__(
-        self,
-        projection: ProjectionBuilder | None = None,
-        scale: float = 10.0,
-        reading: Reading = "patch",
-        patch_scale: float | None = 1.0,
-        path_blocks: int = 0,
+        self, projection: ProjectionBuilder | None = None, scale: float = 10.0, patch_scale: float | None = 1.0
     ) -> None:
         check_positive(scale=scale, patch_scale=1.0 if patch_scale is None else patch_scale)
         self.projection = projection
         self.scale = scale
-        self.reading: Reading = reading
         self.patch_scale = patch_scale
-        self.path_blocks = path_blocks
 
     def __call__(self, target: TargetModel, data: Any) -> FixedHead:
         """Build the head for the classes of a datamodule, which become the target's."""
@@ -155,46 +165,29 @@ class HeadBuilder:
                 " the images of its training, or projection=",
                 "projection",
             )
-        head.patch_scale.fill_(self.patch_scale or 1.0)
-        return self.set_reading(target, head)
-
-    def set_reading(self, target: TargetModel, head: FixedHead) -> FixedHead:
-        """Let a head of a target read patches as this builder says; `patch_scale` stays."""
-        count = len(find_blocks(target)) if self.path_blocks else 0
-        head.read_patches(self.reading, range(max(0, count - self.path_blocks), count))
-        return head
-
-
-def prepare_training(explainer: SelfExplaining, head: HeadBuilder, last_blocks: int | None) -> None:
-    """Choose what learns, and let a model that was loaded with its head read patches as `head` says.
-
-    Args:
-        explainer: the model, which is changed in place.
-        head: the builder of its head.
-        last_blocks: number of the last blocks of the backbone, a transformer of timm, that learn, with what follows
-            them; `None` for all of it. A vector is then 0 in the frozen part: it takes less time to learn, and changes
-            predictions less.
-    """
-    target = explainer.target
-    if explainer.weights is not None:
-        head.set_reading(target, target.head)
-    if last_blocks is None:
-        return
-    blocks = find_blocks(target)
-    check_range(1, len(blocks), last_blocks=last_blocks)
-    parameters = list(target.backbone.parameters())  # in the order of the computation
-    first = next(blocks[-last_blocks].parameters())
-    frozen = next(i for i, parameter in enumerate(parameters) if parameter is first)
-    for parameter in parameters[:frozen]:
-        parameter.requires_grad_(False)
+        return head.read_as("patch", self.patch_scale or 1.0)
 
 
 def fix_head(explainer: SelfExplaining, head: HeadBuilder, data: Any) -> None:
     """Fix the head of a model for the classes of a datamodule, unless it is fixed."""
     if not isinstance(explainer.target.head, FixedHead):
-        mode = explainer.training
-        explainer.target.head = head(explainer.target, data).to(explainer.target.mean.device)
-        explainer.train(mode)
+        explainer.fix_head(head(explainer.target, data))
+        explainer.train(explainer.training)  # a projection needs the target in eval mode
+
+
+def learn_last_blocks(target: TargetModel, count: int | None) -> None:
+    """Freeze the backbone, a transformer of timm, except for its last blocks and what follows them; `None`: nothing.
+
+    An explainability vector is then 0 in the frozen part. It takes less time to learn, and changes predictions less.
+    """
+    if count is None:
+        return
+    blocks = find_blocks(target)
+    check_range(1, len(blocks), last_blocks=count)
+    first, learns = next(blocks[-count].parameters()), False
+    for parameter in target.backbone.parameters():  # in the order of the computation
+        learns = learns or parameter is first
+        parameter.requires_grad_(learns)
 
 
 LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
@@ -215,7 +208,7 @@ class SelfExplainingTraining(TrainingModule):
         teacher: the model that these attributions explain: the file of the prediction-only twin, or `base` for the
             model before this training; `None` with α = 1.
         alpha: α, in (0, 1].
-        last_blocks: see `prepare_training`.
+        last_blocks: number of the last blocks that learn, see `learn_last_blocks`.
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.
     """
@@ -250,7 +243,7 @@ class SelfExplainingTraining(TrainingModule):
                 advice = "train the prediction-only twin first, with alpha=1"
                 raise InputError(f"expected {wanted}, got none: {advice}", "teacher", "labels", "alpha")
             self.sources.append(labels(self.teacher, explainer.grid))
-        prepare_training(explainer, head, last_blocks)
+        learn_last_blocks(explainer.target, last_blocks)
         self.val_loss = Ratios()
         self.accuracy = Mean()
         self.rank_correlation = RankCorrelation()

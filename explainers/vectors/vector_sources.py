@@ -1,6 +1,5 @@
 """The models that an explainability vector is computed from, and the checks that arithmetic on them has a meaning."""
 
-import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,8 +119,7 @@ def read_parent(role: str, path: str, base: TargetModel) -> SavedModel:
 
 def describe_head(model: SavedModel) -> Identity:
     """The head of a model without the way in which it reads patches, which changes no logit."""
-    head = copy.deepcopy(model.head)
-    head.read_as({"reading": "patch", "patch_scale": 1, "blocks": (), "read_out": None})
+    head = model.head.read_as("patch", 1.0)
     about = {"num_classes": head.out_features, "normalise": head.normalise, "head_sha256": weights_hash(head)}
     return about | {"classes": model.identity["classes"]}
 

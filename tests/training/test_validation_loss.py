@@ -20,8 +20,7 @@ from explainers.vectors.self_explaining import HeadBuilder, SelfExplaining
 def self_distillation(target, grid, loss):
     explainer = SelfExplaining(target, grid)
     module = SelfDistillation(explainer, HeadBuilder(), loss)
-    explainer.target.head = fix_own_head(target)
-    explainer.target.head.read_patches("difference")
+    explainer.target.head = fix_own_head(target).read_as("difference", 1.0)
     with torch.no_grad():
         for weight in explainer.target.backbone.parameters():
             weight.add_(0.02 * torch.randn_like(weight))

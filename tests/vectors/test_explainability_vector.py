@@ -145,7 +145,9 @@ def test_a_sum_of_vectors_is_computed_measured_and_exported(build, target, grid,
     module.best = (0.7, 0.4)
     found = backbone(module.export(tmp_path))
     base, onto = target.backbone.state_dict(), backbone(three_files["onto"])
-    explaining, predicting, second = (backbone(each) for each in (*sources.explaining[:1], sources.predicting[0], other))
+    explaining, predicting, second = (
+        backbone(each) for each in (*sources.explaining[:1], sources.predicting[0], other)
+    )
     for name, value in found.items():
         tau = explaining[name] - predicting[name] - 0.5 * (second[name] - base[name])
         expected = base[name] + 0.7 * (onto[name] - base[name]) + 0.4 * tau
@@ -223,8 +225,7 @@ def test_a_model_of_another_kind_of_another_base_or_of_another_task_is_refused(
 
 def test_patches_are_read_as_the_sources_do_which_read_alike(build, target, grid, sources, tmp_path):
     module = SelfExplaining(target, grid, sources.predicting[0])
-    module.target.head.read_patches("difference")
-    module.target.head.patch_scale.fill_(0.3)
+    module.target.head = module.target.head.read_as("difference", 0.3)
     other = str(module.export(tmp_path, alpha=0.8))
     head = build(vector=replace(sources, explaining=[other])).models.explainer.target.head
     assert (head.reading, head.patch_scale.item()) == ("difference", pytest.approx(0.3))

@@ -26,9 +26,9 @@ TEACHERS = {
 
 
 def build(target, grid, loss, patch_scale=None, **settings):
-    head = HeadBuilder(reading="difference", patch_scale=patch_scale)
+    head = HeadBuilder(patch_scale=patch_scale)
     settings = {"alpha": 0.3, "optimizer": partial(torch.optim.Adam, lr=1e-3)} | settings
-    module = SelfDistillation(SelfExplaining(target, grid), head, TEACHERS[loss], **settings)
+    module = SelfDistillation(SelfExplaining(target, grid, reading="difference"), head, TEACHERS[loss], **settings)
     fix_head(module.explainer, head, None)
     module.log = lambda *args, **kwargs: None
     return module
@@ -58,8 +58,8 @@ def by_hand(model, images, scale=1.0, reading="difference"):
 @torch.no_grad()
 @pytest.mark.parametrize("reading", ["difference", "blank_patch"])
 def test_patches_are_read_as_differences_from_a_blank_image(target, grid, images, reading):
-    module = SelfExplaining(target, grid).eval()
-    fix_head(module, HeadBuilder(reading=reading, patch_scale=0.3), None)
+    module = SelfExplaining(target, grid, reading=reading).eval()
+    fix_head(module, HeadBuilder(patch_scale=0.3), None)
     logits, attributions = module.predict_and_explain(images)
     weight = target.head.weight - target.head.weight.mean(0)
     torch.testing.assert_close(attributions, by_hand(target, images, 0.3, reading) @ weight.mT, rtol=1e-4, atol=1e-5)
@@ -68,8 +68,8 @@ def test_patches_are_read_as_differences_from_a_blank_image(target, grid, images
 
 def test_patches_are_read_from_untrained_paths_too(target, grid, images, tmp_path):
     """s a_0 (token − blank) + a_1 f_z + Σ_l a_l r_lz, one image at a time; gradients reach tokens and a, no paths."""
-    module = SelfExplaining(target, grid).eval()
-    fix_head(module, HeadBuilder(reading="blank_patch", patch_scale=0.3, path_blocks=2), None)
+    module = SelfExplaining(target, grid, reading="blank_patch", path_blocks=2).eval()
+    fix_head(module, HeadBuilder(patch_scale=0.3), None)
     head, blocks = module.target.head, range(len(target.backbone.blocks))[-2:]
     head.read_out.data = torch.tensor([0.5, 0.7, 2.0, -1.0])
     expected = []
@@ -93,6 +93,8 @@ def test_patches_are_read_from_untrained_paths_too(target, grid, images, tmp_pat
     torch.testing.assert_close(again.vectors(patches, 3 * paths), 3 * vectors, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="path_blocks needs reading=difference or blank_patch"):
         FixedHead(torch.eye(2), blocks=[0])
+    with pytest.raises(InputError, match="path_blocks needs reading=difference or blank_patch"):
+        SelfExplaining(target, grid, str(tmp_path / "model.safetensors"), path_blocks=1)
 
 
 @pytest.mark.parametrize("kind", TEACHERS)

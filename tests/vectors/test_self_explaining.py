@@ -180,7 +180,7 @@ def test_validation_is_over_all_images_of_uneven_batches(target, grid, twin, tmp
     assert metrics["val/accuracy"].item() == pytest.approx((logits.argmax(-1) == images["label"]).float().mean().item())
 
 
-def test_an_exported_model_comes_back_with_what_it_is_and_can_learn_on(target, grid, twin, images, tmp_path):
+def test_an_exported_model_comes_back_with_what_it_is_or_is_read_otherwise(target, grid, twin, images, tmp_path):
     module = build(target, grid, twin)
     fit(module)
     path = module.eval().export(tmp_path)
@@ -193,8 +193,7 @@ def test_an_exported_model_comes_back_with_what_it_is_and_can_learn_on(target, g
     expected = module.explainer.predict_and_explain(images)[1]
     assert torch.equal(explainer.predict_and_explain(images)[1], expected)
     assert torch.equal(exported_target(copy.deepcopy(target).backbone, path)(images), again(images))
-    SelfExplainingTraining(explainer, HeadBuilder(reading="difference", path_blocks=1), alpha=1)
-    head = explainer.target.head
+    head = SelfExplaining(target, grid, str(path), "difference", path_blocks=1).target.head
     assert head.reading == "difference" and len(head.blocks) == 1 and torch.equal(head.weight, again.head.weight)
 
 

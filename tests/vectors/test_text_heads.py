@@ -178,8 +178,8 @@ def test_a_clip_learns_to_predict_with_a_text_head(tmp_path, capsys):
         *("data=digits", "data.size.train=8", "data.size.val=8", "data.batch_size=4"),
         *("grid.image_size=32", "grid.patch_size=8", "module.alpha=1", "module.teacher=null", "cache=none"),
         *("projection@module.head.projection=text", "module.head.projection.model=tiny-quickgelu"),
-        *("module.head.scale=100", "module.head.projection.pretrained=''", "trainer.max_epochs=1", "logger=csv", NO_PICTURES, *QUIET),
-        "data.domain=plain",
+        *("module.head.scale=100", "module.head.projection.pretrained=''", "data.domain=plain"),
+        *("trainer.max_epochs=1", "logger=csv", NO_PICTURES, *QUIET),
         folder=tmp_path,
     )
     assert " % on 8 validation images (chance 10 %)" in capsys.readouterr().out
