@@ -26,8 +26,8 @@ from explainers.report.pictures import Pictures
 from explainers.shapley import LightShapleyNetwork, Shapley, ShapleyLoss, Surrogate
 from explainers.training import Classifier
 from explainers.tve import TVE
-from explainers.vectors import HeadBuilder, SelfExplaining, SelfExplainingTraining
 from explainers.vectors.projections import prototypes_of
+from explainers.vectors.self_explaining import HeadBuilder, SelfExplaining, SelfExplainingTraining
 
 SHAPLEY = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
 

@@ -24,7 +24,7 @@ from explainers.vectors.lambda_sweep import UNCHANGED, LambdaSweep, Row, best_po
 from explainers.vectors.model_files import TRANSFERRED, exported_target
 from explainers.vectors.projections import some_images
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
-from explainers.vectors.vector_sources import VectorSources, build_vector, read_parent
+from explainers.vectors.vector_files import VectorSources, build_vector, read_parent
 
 log = logging.getLogger(__name__)
 
@@ -141,14 +141,10 @@ class ExplainabilityVector(LightningModule):
         for name, row in zip(("untouched", "transferred"), self.models.compute([UNCHANGED, self.best]), strict=True):
             self.log_dict({f"test/{name}/{key}": value for key, value in row.items()})
 
-    def provenance(self) -> Identity:
-        """Describe the transferred model, with the hashes of the models that it was computed from, and its point."""
-        hashes = {f"{role}_sha256": value for role, value in (self.hashes | self.vector.hashes).items()}
-        own = {"restore": self.restore, "lambda_1": self.best[0], "lambda_2": self.best[1]}
-        return self.models.load(self.best).provenance(TRANSFERRED) | own | hashes
-
     def export(self, folder: Path) -> Path:
         """Write the transferred model to `model.safetensors`, and the vector, without λ₂, to `vector.safetensors`.
+
+        Their headers have the hashes of the models that they were computed from.
 
         `scaled.safetensors` is the unchanged model, whose attributions are multiplied by their best factor on the
         validation images: the baseline of a transfer.
@@ -158,10 +154,13 @@ class ExplainabilityVector(LightningModule):
             scaled: Any = copy.deepcopy(unchanged.target)
             scaled.head.scale_attributions(self.sweep[0]["best_factor"])
             save_weights(scaled.state_dict(), folder / "scaled.safetensors", unchanged.provenance(1.0))
-        about = {"backbone": self.teacher.name} | self.hashes | self.vector.hashes
-        save_weights(self.vector.tau, folder / "vector.safetensors", about)
-        identity = self.provenance()
-        return save_weights(self.models.explainer.target.state_dict(), folder / "model.safetensors", identity)
+        hashes = self.hashes | self.vector.hashes
+        save_weights(self.vector.tau, folder / "vector.safetensors", {"backbone": self.teacher.name} | hashes)
+        own = {"restore": self.restore, "lambda_1": self.best[0], "lambda_2": self.best[1]}
+        own |= {f"{role}_sha256": value for role, value in hashes.items()}
+        model = self.models.load(self.best)
+        identity = model.provenance(TRANSFERRED) | own
+        return save_weights(model.target.state_dict(), folder / "model.safetensors", identity)
 
 
 def report(trainer: Trainer, sweep: Sequence[Row], best: Row, select: str) -> None:

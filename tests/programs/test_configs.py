@@ -254,8 +254,8 @@ def test_the_commands_of_a_task_compose_with_its_data_and_a_head_for_them(task, 
 
 @pytest.mark.slow
 def test_every_projection_and_every_option_of_the_metrics_composes(tmp_path):
-    for path in (ROOT / "configs/projection").glob("*.yaml"):
-        overrides = ("experiment=self_explaining", f"projection@module.head.projection={path.stem}")
+    for name in named_options("projection"):
+        overrides = ("experiment=self_explaining", f"projection@module.head.projection={name}")
         assert callable(instantiate(composed(*overrides, folder=tmp_path).module.head.projection))
     for name in options_of("metrics"):
         cfg = composed("experiment=demo/eval", f"metrics={name}", folder=tmp_path, config="eval")

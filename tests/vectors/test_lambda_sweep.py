@@ -16,7 +16,7 @@ from explainers.posthoc import build as build_method
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
-from explainers.vectors import MethodLabels, Selection
+from explainers.vectors.explainability_vector import MethodLabels, Selection
 from explainers.vectors.lambda_sweep import best_point, curvature, summary
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.task_arithmetic import restoration, transfer, vector

@@ -19,12 +19,12 @@ from explainers.models.heads import ProjectedHead
 from explainers.saved.weights import read_header, read_tensors, read_weights, save_tensors
 from explainers.share import catalogue
 from explainers.training.state_dicts import part
-from explainers.vectors import MethodLabels, VectorSources, adding, available
+from explainers.vectors import VectorSources, adding, available
+from explainers.vectors.explainability_vector import MethodLabels
 from explainers.vectors.fixed_head import FixedHead, embed_as_read
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
-from explainers.vectors.vector_files import find_vector, pack, unpack
-from explainers.vectors.vector_sources import build_vector
+from explainers.vectors.vector_files import build_vector, find_vector, pack, unpack
 
 NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 RECORD = ("photos (CC0)", "python train.py experiment=studies/vector_source", {"kept ↑": {"vector": 0.5}})
