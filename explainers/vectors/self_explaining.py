@@ -73,10 +73,10 @@ class SelfExplaining(nn.Module):
         self.temperature = temperature
         self.base_hash = weights_hash(target.backbone)
         if weights is not None and (reading or path_blocks):
-            self.fix_head(self.target.head)
+            self.take_head(self.target.head)
 
-    def fix_head(self, head: FixedHead) -> None:
-        """Replace the head by one that reads patches as this explainer does."""
+    def take_head(self, head: FixedHead) -> None:
+        """Replace the head by one of the same logits that reads patches as this explainer does."""
         count = len(find_blocks(self.target)) if self.path_blocks else 0
         blocks = range(max(0, count - self.path_blocks), count)
         fixed = head.read_as(self.reading or "patch", head.patch_scale.item(), blocks)
@@ -171,7 +171,7 @@ class HeadBuilder:
 def fix_head(explainer: SelfExplaining, head: HeadBuilder, data: Any) -> None:
     """Fix the head of a model for the classes of a datamodule, unless it is fixed."""
     if not isinstance(explainer.target.head, FixedHead):
-        explainer.fix_head(head(explainer.target, data))
+        explainer.take_head(head(explainer.target, data))
         explainer.train(explainer.training)  # a projection needs the target in eval mode
 
 

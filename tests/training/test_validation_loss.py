@@ -11,28 +11,30 @@ from toys import LIGHT, SILENT, VECTORS, training
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.metrics.means import Ratios
+from explainers.shapley import ShapleyLabels
 from explainers.tve import TVE
 from explainers.vectors.fixed_head import fix_own_head
 from explainers.vectors.self_distillation import EmbeddingError, SelfDistillation, relative_error
-from explainers.vectors.self_explaining import HeadBuilder, SelfExplaining
+from explainers.vectors.self_explaining import HeadBuilder, SelfExplaining, SelfExplainingTraining
 
 
-def self_distillation(target, grid, loss):
-    explainer = SelfExplaining(target, grid)
-    module = SelfDistillation(explainer, HeadBuilder(), loss)
-    explainer.target.head = fix_own_head(target).read_as("difference", 1.0)
+def self_explaining(target, grid, training, *given):
+    explainer = SelfExplaining(target, grid, reading="difference")
+    module = training(explainer, HeadBuilder(), *given)
+    explainer.take_head(fix_own_head(target))
     with torch.no_grad():
         for weight in explainer.target.backbone.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
     return module
 
 
-COALITIONS = partial(CoalitionTeacher, pairs=2)
+COALITIONS, LABELS = partial(CoalitionTeacher, pairs=2), partial(ShapleyLabels, budget=8)
 MODULES = {
     "TVE": lambda target, grid: training(TVE(target, grid, partial(LIGHT, hops=[1]))),
     "AnyHead, coalitions": lambda target, grid: training(AnyHead(target, grid, VECTORS), COALITIONS),
     "AnyHead, propagation": lambda target, grid: training(AnyHead(target, grid, VECTORS), PropagationTeacher),
-    "self-distillation": lambda target, grid: self_distillation(target, grid, COALITIONS),
+    "self-distillation": lambda target, grid: self_explaining(target, grid, SelfDistillation, COALITIONS),
+    "labels": lambda target, grid: self_explaining(target, grid, SelfExplainingTraining, LABELS, "base"),
 }
 
 

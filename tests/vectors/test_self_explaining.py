@@ -168,18 +168,6 @@ def test_twins_start_alike_and_see_the_same_images_in_the_same_order(target, gri
     assert not torch.equal(torch.cat(watches[0].images[:3]), torch.cat(watches[0].images[3:6]))
 
 
-def test_validation_is_over_all_images_of_uneven_batches(target, grid, twin, tmp_path):
-    module = build(target, grid, twin)
-    metrics = fit(module, tmp_path, limit_train_batches=1).callback_metrics
-    images = Marked(5, seed=1)[torch.arange(5)]
-    with torch.no_grad():
-        logits, attributions = module.eval().explainer.predict_and_explain(images["image"])
-        rows = module.sources[1](images)
-    loss = references.self_explaining_loss(logits, attributions, images["label"], *rows.values(), 0.8)
-    assert metrics["val/loss"].item() == pytest.approx(loss, rel=1e-3)  # the labels are kept in half precision
-    assert metrics["val/accuracy"].item() == pytest.approx((logits.argmax(-1) == images["label"]).float().mean().item())
-
-
 def test_an_exported_model_comes_back_with_what_it_is_or_is_read_otherwise(target, grid, twin, images, tmp_path):
     module = build(target, grid, twin)
     fit(module)
