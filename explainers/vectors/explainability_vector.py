@@ -134,11 +134,12 @@ class ExplainabilityVector(LightningModule):
         report(self.trainer, self.sweep, best, self.selection.metric)
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.models.update(complete(batch, self.sources), [UNCHANGED, self.best])
+        self.models.update(complete(batch, self.sources), list(dict.fromkeys([UNCHANGED, self.best])))
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the unchanged and of the selected model, which may be the same."""
-        for name, row in zip(("untouched", "transferred"), self.models.compute([UNCHANGED, self.best]), strict=True):
+        rows = self.models.compute(list(dict.fromkeys([UNCHANGED, self.best])))
+        for name, row in (("untouched", rows[0]), ("transferred", rows[-1])):
             self.log_dict({f"test/{name}/{key}": value for key, value in row.items()})
 
     def export(self, folder: Path) -> Path:

@@ -37,7 +37,7 @@ EXPERIMENTS = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in P
 EVALUATIONS = [name for name in EXPERIMENTS if "# Command: python eval.py" in (FOLDER / f"{name}.yaml").read_text()]
 TRAININGS = [name for name in EXPERIMENTS if name not in EVALUATIONS]
 STEPS = (
-    *("surrogate", "full_finetuning", "vit_shapley", "tve_vitb", "studies/vector", "studies/vector_target"),
+    *("surrogate", "full_finetuning", "vit_shapley", "tve_vitb", "studies/vector", "self_explaining"),
     *("demo/head", "demo/anyhead", "demo/tve", "demo/vector", "demo/source"),
 )
 """Trainings that differ in their module, network, loss or kind of images: each of these is in one of them."""

@@ -93,6 +93,15 @@ def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build, 
     assert {n: value.item() for n, value in own.callback_metrics.items()} == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+def test_where_nothing_is_better_a_test_measures_the_unchanged_model_once(build):
+    module = build(lambda_2=0)
+    own = validate(module, data := Images(**marked_splits()[1]))
+    own.test(module, data, verbose=False)
+    logged = {name.removeprefix("test/"): value.item() for name, value in own.callback_metrics.items()}
+    for name in ("accuracy", "e_rmse", "rank_correlation"):
+        assert logged[f"untouched/{name}"] == logged[f"transferred/{name}"] == logged[f"transferred/{name}"]
+
+
 def test_the_best_factor_brings_attributions_nearest_to_the_reference(build):
     module = build()
     validate(module)

@@ -114,16 +114,11 @@ def test_the_default_type_of_tensors_changes_no_vector(shipped, images):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [("bits", lambda bits: bits[1:]), ("bits", lambda bits: bits * 0), ("values", lambda values: values[1:])],
-)
-def test_a_file_whose_parts_do_not_fit_each_other_is_refused(target, name, change):
+@pytest.mark.parametrize(("part", "change"), [("bits", slice(1, None)), ("bits", slice(0)), ("values", slice(1, None))])
+def test_a_file_whose_parts_do_not_fit_each_other_is_refused(target, part, change):
     packed = pack({name: torch.randn(value.shape) for name, value in target.backbone.state_dict().items()})
-    packed[f"norm.weight.{name}"] = change(packed[f"norm.weight.{name}"])
-    with pytest.raises(
-        InputError, match=r"^x: expected changes of norm\.weight of the model's shape \[24\], got another"
-    ):
+    packed[f"norm.weight.{part}"] = packed[f"norm.weight.{part}"][change]
+    with pytest.raises(InputError, match=r"^x: expected changes of norm\.weight of the model's shape \[24\]"):
         unpack(packed, target.backbone.state_dict(), "x")
 
 
@@ -197,9 +192,7 @@ def test_only_models_that_were_fine_tuned_from_the_base_take_its_vector(shipped,
         with pytest.raises(InputError, match="^lambda_2=.{1,90} is neither auto nor a number"):
             explainers.add_vector(tuned(), lambda_2=value)
     for value in (1e30, -1e30, 1e300):
-        with pytest.raises(
-            InputError, match=r"^lambda_2=-?1e\+\d+ makes logits or heatmaps NaN or infinite: give a sma"
-        ):
+        with pytest.raises(InputError, match=r"^lambda_2=-?1e\+\d+ makes logits or heatmaps NaN or infinite: give"):
             explainers.add_vector(tuned(), lambda_2=value)
     write_header(shipped, tmp_path / "large.safetensors", lambda_2=1e30)
     with pytest.raises(InputError, match=r"^/.*/large.safetensors: lambda_2=1e\+30 makes logits or heatmaps NaN"):
