@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from datamodules.places import check_places
@@ -51,11 +51,10 @@ def last_checkpoint() -> Path:
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
     from lightning import seed_everything
-    from lightning.pytorch.utilities.model_helpers import is_overridden
 
     from explainers.running.trainer import check_length, read_progress
 
-    check_settings(cfg, seed=int, fit=bool, test=bool, next=bool)
+    check_settings(cfg, seed=int, fit=bool, export=bool, test=bool, next=bool)
     folder, start = run_dir(), time.monotonic()
     checkpoint = find_checkpoint(cfg.ckpt_path, last_checkpoint())
     step, epochs, metrics = read_progress(checkpoint)
@@ -80,30 +79,25 @@ def train(cfg: DictConfig) -> float | None:
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
     if not cfg.trainer.fast_dev_run:
         write_metrics(folder / METRICS, metrics, cfg.objective)
-    untrained = not cfg.fit and is_overridden("training_step", module)
-    exports = trainer.is_global_zero and not cfg.trainer.fast_dev_run and (checkpoint is not None or not untrained)
+    exports = trainer.is_global_zero and not cfg.trainer.fast_dev_run and (cfg.export or checkpoint is not None)
     if exports:
         module.export(folder)
-    summarise(cfg, metrics, time.monotonic() - start, name_weights(cfg, checkpoint) if untrained else "")
+    summarise(cfg, metrics, time.monotonic() - start, "" if cfg.export else name_weights(cfg, checkpoint))
     if exports and cfg.next:
         print("next:", next_command(cfg, str(HydraConfig.get().runtime.choices.get("target")), shorten_path(folder)))
     return metrics.get(cfg.objective)
 
 
 def is_measured(cfg: DictConfig, metrics: Mapping[str, float]) -> bool:
-    """Whether an earlier command of this run has done all, for a module that is only measured, such as a sweep of λ₂.
+    """Whether an earlier command of this run has done all: it exported what a validation chooses, as a sweep of λ₂.
 
     Args:
         cfg: the config of the run, which is that of the earlier command.
         metrics: its metrics.
     """
-    from lightning import LightningModule
-    from lightning.pytorch.utilities.model_helpers import is_overridden
-
-    trains = cfg.fit or is_overridden("training_step", get_class(cfg.module._target_), LightningModule)
     tested = not cfg.test or any(name.startswith("test/") for name in metrics)
     left = cfg.objective in metrics and tested and (run_dir() / "model.safetensors").is_file()
-    return left and not trains and not cfg.trainer.fast_dev_run
+    return left and cfg.export and not cfg.fit and not cfg.trainer.fast_dev_run
 
 
 def build_run_trainer(cfg: DictConfig, checkpoint: Path | None, step: int) -> Trainer:

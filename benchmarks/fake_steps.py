@@ -54,8 +54,8 @@ def compose_config(*overrides: str) -> DictConfig:
         part: Any = cfg.module
         explainer: Any = cfg.get("explainer") or {}
         explainer.update({key: None for key in ("weights", "surrogate") if key in explainer})
-        if part.get("projection") is not None:  # prototypes need images; a simplex has their size
-            part.projection = {"_target_": "explainers.vectors.simplex_of", "_partial_": True, "seed": 0}
+        if OmegaConf.select(part, "head.projection"):  # prototypes need images; a simplex has their size
+            part.head.projection = {"_target_": "explainers.vectors.projections.simplex_of", "_partial_": True}
         teacher = part.get("loss")
         if OmegaConf.is_dict(teacher) and teacher.get("functionals") == "texts":
             teacher.text_head = {"_target_": "benchmarks.fake_steps.make_text_head", "_partial_": True}
@@ -84,7 +84,7 @@ def build(cfg: DictConfig) -> Any:
     part = cfg.module
     with patch("explainers.vectors.self_explaining.exported_target", trained):
         module = instantiate(part)
-    unknown = "num_classes" in part and part.num_classes is None or part.get("projection") is not None
+    unknown = part.get("num_classes", 0) is None or OmegaConf.select(part, "head.projection") is not None
     data = SimpleNamespace(classes=[str(i) for i in range(CLASSES)] if unknown else [])
     module.trainer = SimpleNamespace(datamodule=data, current_epoch=0, global_step=1)
     module.setup("fit")

@@ -29,7 +29,7 @@ models_finetuned() { # Figure 4 of TVE
 
 models_vectors() { # CLIP ViT-B/32 with text heads; data.download=true fetches what torchvision can, RESISC45 and Cars are folders
   CLIP="target=clip_vit_b32"
-  TEXT="projection@module.projection=text module.scale=100"
+  TEXT="projection=text module.head.scale=100"
   PREDICTING="module.alpha=1 module.teacher=null"
   python train.py experiment=self_explaining data=imagenet_folder task=imagenet name=imagenet_predicting $PREDICTING $CLIP $TEXT $W
   python train.py experiment=self_explaining data=imagenet_folder task=imagenet name=imagenet_explaining $CLIP $TEXT $W

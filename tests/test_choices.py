@@ -39,7 +39,7 @@ from explainers.results.reading import read_results
 from explainers.runtime.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss
-from explainers.vectors import ExplainabilityVector, exported_target
+from explainers.vectors import ExplainabilityVector, Selection, VectorSources, exported_target
 
 # Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk
 EXCLUDED = {
@@ -179,7 +179,7 @@ ONE_NAME = {"explainers": {"GAE": {}}, "methods": ["GAE"], "tasks": {"a": {}}}
 
 
 def vector(target, grid, **settings):
-    return ExplainabilityVector(target, grid, *[""] * 3, **{"lambda_1": [1.0], "labels": None} | settings)
+    return ExplainabilityVector(target, grid, "", VectorSources(), None, **settings, selection=Selection())
 
 
 def test_a_misspelt_option_of_a_method_by_its_name_is_refused(target, grid):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import timm_model
 from devices import DEVICE, refusing_to_mix
-from toys import PAPER, equal, three_models
+from toys import PAPER, equal, three_models, vector_module
 
 import explainers
 from benchmarks.papers.general import General
@@ -28,7 +28,6 @@ from explainers.shapley import (
     KernelSHAP,
     LightShapleyNetwork,
     Shapley,
-    ShapleyLabels,
     ViTShapleyNetwork,
 )
 from explainers.text import TextExplainer, TextHead
@@ -61,13 +60,11 @@ def general(target, grid, **settings):
 def self_explaining(target, grid, classes=5):
     own = copy.deepcopy(target)
     own.head = FixedHead(simplex(classes, own.embed_dim))
-    return SelfExplaining(own, grid, alpha=1)
+    return SelfExplaining(own, grid)
 
 
 def explainability_vector(target, grid, folder):
-    files = three_models(target, grid, folder, classes=5)
-    labels = partial(ShapleyLabels, budget=20)
-    return ExplainabilityVector(copy.deepcopy(target), grid, **files, lambda_1=[1.0], lambda_2=[1.0], labels=labels)
+    return vector_module(target, grid, three_models(target, grid, folder, classes=5), lambda_2=[1.0])
 
 
 def class_activation(target, grid, kind):

@@ -26,8 +26,8 @@ from explainers.report.pictures import Pictures
 from explainers.shapley import LightShapleyNetwork, Shapley, ShapleyLoss, Surrogate
 from explainers.training import Classifier
 from explainers.tve import TVE
-from explainers.vectors import SelfExplaining
 from explainers.vectors.projections import prototypes_of
+from explainers.vectors.self_explaining import HeadBuilder, SelfExplaining, SelfExplainingTraining
 
 SHAPLEY = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
 
@@ -102,7 +102,9 @@ TRAINED = {
     "Shapley": learned(Shapley, SHAPLEY, partial(ShapleyLoss, coalitions=4)),
     "surrogate": Surrogate,
     "classifier": partial(Classifier, num_classes=3, tune="all"),
-    "self-explaining": partial(SelfExplaining, alpha=1.0, projection=prototypes_of),
+    "self-explaining": lambda target, grid, optimizer: SelfExplainingTraining(
+        SelfExplaining(target, grid), HeadBuilder(prototypes_of), alpha=1, optimizer=optimizer
+    ),
 }
 DRAWN = ("TVE", "coalitions", "Shapley", "self-explaining")
 """One of each explainer."""

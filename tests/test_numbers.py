@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from toys import three_models
 
 import benchmarks.papers
 import explainers
@@ -26,7 +25,7 @@ from explainers.text.encoders import text_embeddings
 from explainers.transformer.rules import Rules
 from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
 from explainers.tve.tve import TVELoss
-from explainers.vectors import ExplainabilityVector, SelfExplaining
+from explainers.vectors import ExplainabilityVector, Selection, SelfExplaining, VectorSources
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import prototypes_of
 
@@ -72,7 +71,7 @@ REFUSED = [
     (PaperNetwork, {"heads": 3}, "expected a width that is a multiple of 4 and of 3 heads, got width=16"),
     (PaperNetwork, {"decoder_width": 0}, "expected a decoder_width that is a multiple of 4 and of 2 heads, got"),
     (ViTShapleyNetwork, {"ratio": 0}, "expected ratio above 0, got ratio=0"),
-    (SelfExplaining, {"alpha": 0}, "expected alpha above 0 and at most 1"),
+    (SelfExplaining, {"temperature": 0}, "expected temperature above 0"),
 ]
 
 
@@ -140,7 +139,5 @@ def test_numbers_without_a_target_are_checked_too(build, message):
     ],
 )
 def test_the_numbers_of_a_transfer_are_checked(target, grid, tmp_path, settings, message):
-    files = three_models(target, grid, tmp_path, classes=5)
-    labels = partial(ShapleyLabels, budget=20)
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        ExplainabilityVector(target, grid, **files, lambda_1=[1.0], lambda_2=[1.0], labels=labels, **settings)
+        ExplainabilityVector(target, grid, "", VectorSources(), None, [1.0], Selection(**settings))

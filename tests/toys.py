@@ -19,7 +19,7 @@ from explainers.training import ExplainerTraining
 from explainers.training.trunk import at_patches
 from explainers.tve import TVE, TVELoss
 from explainers.tve.tve import LightNetwork
-from explainers.vectors import ExplainabilityVector
+from explainers.vectors import ExplainabilityVector, Selection, VectorSources
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -147,9 +147,18 @@ class Marked(Dataset):
         return {"image": self.images[index], "label": self.labels[index], "index": torch.as_tensor(index)}
 
 
+class Unlabelled(Marked):
+    """Without classes, as `unlabelled_images`."""
+
+    classes = ()
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {"label": torch.full_like(torch.as_tensor(index), -1)}
+
+
 def exported(base, grid, folder, alpha=1, seed=None, start=None, noise=0.02, classes=3, turn=0):
     """The file of a self-explaining model: a copy of `base`, or of the file `start`, with noise on the weights."""
-    module = SelfExplaining(copy.deepcopy(base), grid, alpha=alpha, weights=start)
+    module = SelfExplaining(base, grid, start)
     if start is None:
         module.target.head = FixedHead(simplex(classes, base.embed_dim, seed=turn), scale=10.0)
     generator = torch.Generator().manual_seed(seed or 0)
@@ -157,7 +166,7 @@ def exported(base, grid, folder, alpha=1, seed=None, start=None, noise=0.02, cla
         for weight in module.target.backbone.parameters() if seed is not None else ():
             weight.add_(noise * torch.randn(weight.shape, generator=generator))
     folder.mkdir(parents=True, exist_ok=True)
-    return str(module.export(folder))
+    return str(module.export(folder, alpha))
 
 
 def three_models(base, grid, folder, **settings):
@@ -172,10 +181,11 @@ def three_models(base, grid, folder, **settings):
 
 
 def vector_module(target, grid, files, **settings):
-    """A transfer between three models, or with `predicting` and `explaining` in `settings` of others."""
-    labels = partial(ShapleyLabels, budget=20)
-    usual = {"lambda_1": [1.0], "lambda_2": [0.0, 0.5, 1.0], "labels": labels, "k": 3}
-    return ExplainabilityVector(copy.deepcopy(target), grid, **(usual | files | settings))
+    """A transfer between three models; `settings` may replace them."""
+    usual = {"lambda_2": [0.0, 0.5, 1.0], "labels": partial(ShapleyLabels, budget=20), "selection": Selection(k=3)}
+    sources = {name: [files[name]] for name in ("predicting", "explaining")}
+    given = {"onto": files["onto"], "vector": VectorSources(**sources)}
+    return ExplainabilityVector(copy.deepcopy(target), grid, **(usual | given | settings))
 
 
 def validate(module, data=None, **settings):

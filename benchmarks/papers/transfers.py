@@ -78,7 +78,7 @@ def _read(path: Path) -> Transfer:
     if not math.isfinite(cosine):
         raise InputError(
             f"{path}: expected the cosine of two task vectors, got none: the source needs a model that only"
-            " predicts (module.predicting=...)"
+            " predicts (module.vector.predicting=[...])"
         )
     return Transfer(path.parts[-3], path.parts[-2], cosine, metrics.get("val/curvature", math.nan), *measured.values())
 

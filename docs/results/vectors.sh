@@ -48,16 +48,15 @@ digits() {
   python train.py -m experiment=demo/source data.without=$DOMAINS
   python train.py -m experiment=demo/vector data.domain=$DOMAINS
   python train.py -m experiment=demo/source name=demo_explaining data.domain=$DOMAINS data.without=null \
-    'module.weights=runs/demo_predicting/${data.domain}/model.safetensors' 'module.teacher=${module.weights}' \
+    'explainer.weights=runs/demo_predicting/${data.domain}/model.safetensors' \
     'title=A model of ${data.domain} digits that predicts and explains itself' 'hydra.sweep.subdir=${data.domain}'
   python eval.py experiment=studies/vectors_digits trainer=ddp trainer.devices=2
   change default
-  change propagation teacher@module.labels=propagation ~module.labels.pairs
-  change teacher module.predictions=teacher
+  change propagation teacher=propagation ~module.loss.pairs
   change alpha module.alpha=0.5
   change decay module.optimizer.weight_decay=0.1
-  change pairs module.labels.pairs=8
-  change blank module.reading=blank_patch
+  change pairs module.loss.pairs=8
+  change blank explainer.reading=blank_patch
 }
 
 change() { # its name, and the options of the source
@@ -68,14 +67,14 @@ change() { # its name, and the options of the source
 
 transfers() {
   python train.py -m experiment=demo/vector name=transfers source=$DOMAINS data.domain=$DOMAINS sources=runs/demo_explaining \
-    'module.predicting=${models}/${source}/model.safetensors' 'hydra.sweep.subdir=${source}/${data.domain}'
+    'module.vector.predicting=[${models}/${source}/model.safetensors]' 'hydra.sweep.subdir=${source}/${data.domain}'
   for s in $TASKS; do
-    python train.py experiment=studies/vector_source name=${s}_explaining module.weights=runs/${s}_predicting/model.safetensors \
-      'module.teacher=${module.weights}' data.train.roots=[data/$s/train] 'data.train.exclude=[]' data.train.limit=500 \
+    python train.py experiment=studies/vector_source name=${s}_explaining explainer.weights=runs/${s}_predicting/model.safetensors \
+      data.train.roots=[data/$s/train] 'data.train.exclude=[]' data.train.limit=500 \
       data.val.roots=[data/$s/val] data.val.limit=60 trainer.max_epochs=6 module.optimizer.lr=1e-3 callbacks=train $TWO $W112
     for t in $TASKS; do
       python train.py experiment=studies/vector task=$t name=transfers/$s/$t source=runs/${s}_explaining/model.safetensors \
-        module.predicting=runs/${s}_predicting/model.safetensors $W112
+        module.vector.predicting=[runs/${s}_predicting/model.safetensors] $W112
     done
   done
   python eval.py results.files=[] name=vectors_similarity figures=similarity figures.similarity.folder=runs/transfers
@@ -87,7 +86,7 @@ transfers() {
 
 sum_of() { # the target, and its sources
   p=$(printf ',runs/demo_predicting/%s/model.safetensors' "${@:2}") e=$(printf ',runs/demo_explaining/%s/model.safetensors' "${@:2}")
-  python train.py experiment=demo/vector name=demo_sum/$1 data.domain=$1 "module.predicting=[${p:1}]" "module.explaining=[${e:1}]"
+  python train.py experiment=demo/vector name=demo_sum/$1 data.domain=$1 "module.vector.predicting=[${p:1}]" "module.vector.explaining=[${e:1}]"
 }
 
 "$@"

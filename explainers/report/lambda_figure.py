@@ -23,7 +23,7 @@ def lambda_curves(
     Without labels, the share of kept predictions takes the place of the accuracy.
 
     Args:
-        sweeps: label → the points, as `ExplainabilityVector` logs them; several λ₁ or ratios have a line each.
+        sweeps: label → the points, as `ExplainabilityVector` logs them; several λ₁ have a line each.
         title: text above the panels.
     """
     figure = Figure(figsize=(8, 6), layout="constrained")
@@ -33,10 +33,9 @@ def lambda_curves(
     first = {"kept": "share of kept predictions"} if unlabelled else {"accuracy": "accuracy"}
     for axis, (side, label) in zip(axes, (first | SIDES).items(), strict=True):
         for name, rows in sweeps.items():
-            lines: dict[tuple[float, ...], list[Mapping[str, float]]] = {}
+            lines: dict[float, list[Mapping[str, float]]] = {}
             for row in sorted(rows, key=lambda row: row["lambda_2"]):
-                others = (value for key, value in row.items() if key == "lambda_1" or key.startswith("ratio_"))
-                lines.setdefault(tuple(others), []).append(row)
+                lines.setdefault(row["lambda_1"], []).append(row)
             for line in lines.values():
                 places = [row["lambda_2"] for row in line], [row[side] for row in line]
                 axis.plot(*places, marker=".", color=colours[name], label=name)

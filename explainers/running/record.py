@@ -20,7 +20,7 @@ from explainers.saved.identity import first_difference
 from explainers.saved.records import devices, leaves, versions
 
 MAY_DIFFER = (
-    *("data_dir", "ckpt_path", "fit", "test", "next", "logger"),
+    *("data_dir", "ckpt_path", "fit", "export", "test", "next", "logger"),
     *(f"callbacks.{name}" for name in ("progress", "throughput", "learning_rate", "heatmaps", "check")),
     *(f"trainer.{name}" for name in ("max_steps", "max_epochs", "accelerator", "log_every_n_steps", "profiler")),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "data.num_workers"),

@@ -26,7 +26,7 @@ TASK_KEYS = ("data", "target", "explainers")
 GROUPS = {
     "explainer": "explainers@explainer",
     "labels": "labels@module.labels",
-    "projection": "projection@module.projection",
+    "projection": "projection@module.head.projection",
     "teacher": "teacher@module.loss",
 }
 """Key of settings that a file has → Hydra's name of the choice of this file."""
@@ -242,7 +242,7 @@ def use_random_weights(cfg: DictConfig) -> None:
             replaced[key] = None
         elif name == "pretrained" and value is True and not OmegaConf.select(node, "pretrained_cfg_overlay.file"):
             replaced[key] = False
-        elif name == "pretrained" and node.get("_target_") == "explainers.vectors.text_of":
+        elif name == "pretrained" and node.get("_target_") == "explainers.vectors.projections.text_of":
             replaced[key] = ""
         elif name == "text_head" and value is None and node.get("functionals") == "texts":
             replaced[key] = {"_target_": "explainers.text.clip_text_head", "_partial_": True, "pretrained": ""}

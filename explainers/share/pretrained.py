@@ -174,7 +174,7 @@ def load(
             explainer = kind(target=model, grid=grid, network=built, weights=str(file), **settings)
             explainer.record = _record(file.parent) if file.name in WEIGHTS else {}
         else:
-            explainer = kind(target=model, grid=grid, alpha=1, weights=str(file))
+            explainer = kind(target=model, grid=grid, weights=str(file))
     except Exception as error:  # whatever timm and torch say of sizes that do not fit
         if isinstance(error, InputError) and str(file) in str(error):
             raise

@@ -1,4 +1,4 @@
-"""Learning rate schedules with a linear warm-up, counted in steps."""
+"""Learning rate schedules with a linear warm-up, a share of all steps."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+
+from explainers.errors import check_range
 
 OptimizerBuilder = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerBuilder = Callable[[Optimizer, int], LRScheduler]
@@ -18,11 +20,11 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) 
     Args:
         optimizer: the optimiser whose learning rate is scheduled.
         total_steps: number of steps of the whole training.
-        warmup: a fraction of the steps if below 1, otherwise a number of steps.
+        warmup: the share of the steps in which the rate rises, from 0 to 1; at least one step.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    >>> schedule = warmup_cosine(optimizer, total_steps=6, warmup=2)
+    >>> schedule = warmup_cosine(optimizer, total_steps=6, warmup=1 / 3)
     >>> rates = []
     >>> for _ in range(6):
     ...     rates.append(round(schedule.get_last_lr()[0], 3))
@@ -47,7 +49,8 @@ class WarmUp(SequentialLR):
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup: float, then: SchedulerBuilder) -> None:
-        rising = max(1, round(warmup if warmup >= 1 else warmup * total_steps))
+        check_range(0, 1, warmup=warmup)
+        rising = max(1, round(warmup * total_steps))
         falling = then(optimizer, max(1, total_steps - rising))
         super().__init__(optimizer, [LinearLR(optimizer, 1 / rising, total_iters=rising), falling], [rising])
 

@@ -1,18 +1,18 @@
 """Explainability vectors: add the ability to explain itself to a model by arithmetic on weights."""
 
-from explainers.vectors.explainability_vector import ExplainabilityVector, MethodLabels
+from explainers.vectors.explainability_vector import ExplainabilityVector, Selection
 from explainers.vectors.model_files import exported_target
-from explainers.vectors.projections import prototypes_of, simplex_of, text_of
-from explainers.vectors.self_explaining import SelfExplaining
-from explainers.vectors.vector_files import available
+from explainers.vectors.self_distillation import SelfDistillation
+from explainers.vectors.self_explaining import SelfExplaining, SelfExplainingTraining
+from explainers.vectors.vector_files import VectorSources, available
 
 __all__ = [
     "ExplainabilityVector",
-    "MethodLabels",
+    "SelfDistillation",
     "SelfExplaining",
+    "SelfExplainingTraining",
+    "Selection",
+    "VectorSources",
     "available",
     "exported_target",
-    "prototypes_of",
-    "simplex_of",
-    "text_of",
 ]

@@ -1,7 +1,7 @@
 """Adds a shipped explainability vector to a fine-tuned model: it then explains itself, without labels, in seconds."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,13 @@ from torch import Tensor, nn
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.convert import as_target
-from explainers.models.heads import ProjectedHead
 from explainers.models.inputs import WHITE, validate_classes
 from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.weights import is_finite, quote
 from explainers.vectors.explainability_vector import MethodLabels
-from explainers.vectors.fixed_head import FixedHead, fix_own_head, select_explained
-from explainers.vectors.lambda_sweep import (
-    Point,
-    PointMetrics,
-    best_point,
-    name_numbers,
-    read_point,
-    restorations,
-    restore_projection,
-    summary,
-    sweep_points,
-)
+from explainers.vectors.fixed_head import fix_own_head, select_explained
+from explainers.vectors.lambda_sweep import UNCHANGED, LambdaSweep, best_point, summary, sweep_points
 from explainers.vectors.self_explaining import SelfExplaining
-from explainers.vectors.task_arithmetic import transfer
 from explainers.vectors.vector_files import TUNED, find_vector, read_vector
 
 log = logging.getLogger(__name__)
@@ -91,41 +79,30 @@ def add_vector(
         InputError: if no vector fits the model, or an argument is wrong.
     """
     if lambda_2 != "auto" and not is_finite(lambda_2):
-        raise InputError(f"lambda_2={quote(lambda_2)} is neither auto nor a number, such as 0.75")
+        raise InputError(f"lambda_2={quote(lambda_2)} is neither auto nor a number, such as 0.75", "lambda_2")
     target = as_target(model).frozen()
     images = None if images is None else check_images(images, target)
     file, header = find_vector(vector, target, TUNED)
     tau, start = read_vector(file, target), target.backbone.state_dict()
-    explainer = SelfExplaining(target, target.grid, alpha=1)
-    head = explainer.target.head = fix_head(explainer.target).to(target.mean.device)
-    head.read_as(header["head"])
-    explainer.eval().requires_grad_(False)
-    own = head.projection
-
-    def load(point: Point, restoration: Tensor | None = None) -> TargetModel:
-        explainer.target.backbone.load_state_dict(transfer(start, start, tau, 1.0, point[1]))
-        head.projection = restore_projection(own, restoration)
-        return explainer.target
-
+    explainer = SelfExplaining(target, target.grid)
+    explainer.target.head = fix_own_head(explainer.target).read_as(**header["head"]).to(target.mean.device)
     if lambda_2 != "auto":
-        point: Point = (1.0, float(lambda_2))
+        chosen = float(lambda_2)
     elif images is None:
-        point = (1.0, header["lambda_2"])
-        log.warning(
-            f"lambda_2=auto is {point[1]:g}, as the vector's file recommends; images= chooses it for this model"
-        )
+        chosen = header["lambda_2"]
+        log.warning(f"lambda_2=auto is {chosen:g}, as the vector's file recommends; images= chooses it for this model")
     else:
-        point = choose_point(explainer, load, MethodLabels(target, target.grid), images)
-    restored = {}
-    if images is not None and point[1]:
-        restored = restorations([(1.0, 0.0), point], load, batches(images))
-    load(point, restored.get(point))
-    explained = SelfExplained(explainer, point[1]).eval()
+        sweep = LambdaSweep(explainer, start, tau, sweep_points(1.0, LAMBDAS)).to(target.mean.device)
+        chosen = choose_lambda(sweep, MethodLabels(target, target.grid), images)
+    models = LambdaSweep(explainer, start, tau, sweep_points(1.0, [chosen]))
+    if images is not None:
+        models.restore(batches(images))
+    explained = SelfExplained(models.load((1.0, chosen)), chosen).eval()
     black = torch.zeros(1, target.channels, *target.grid.size, dtype=torch.uint8, device=target.mean.device)
     if not all(each.isfinite().all() for each in explained(black if images is None else images[:1])):
         origin = f"{file}: " if lambda_2 == "auto" else ""
         raise InputError(
-            f"{origin}lambda_2={point[1]:g} makes logits or heatmaps NaN or infinite: give a smaller one, such as 0.75"
+            f"{origin}lambda_2={chosen:g} makes logits or heatmaps NaN or infinite: give a smaller one, such as 0.75"
         )
     return explained
 
@@ -142,39 +119,20 @@ def check_images(images: Any, target: TargetModel) -> Tensor:
     return given.to(target.mean.device)
 
 
-def choose_point(
-    explainer: SelfExplaining, load: Callable[..., TargetModel], labels: MethodLabels, images: Tensor
-) -> Point:
+def choose_lambda(sweep: LambdaSweep, labels: MethodLabels, images: Tensor) -> float:
     """Choose λ₂ by one half of the images, after the head was fitted to the other half, and log what it changes."""
-    points = sweep_points([1.0], LAMBDAS)
-    fitted = restorations(points, load, batches(images[::2]))
-    metrics = [PointMetrics(k=1).to(images.device) for _ in points]
+    sweep.restore(batches(images[::2]))
     for batch in batches(images[1::2]):
         with torch.enable_grad():
             rows = batch | labels(batch)
-        rows["label"] = torch.full_like(rows["explained"], -1)
-        unchanged = None
-        for point, metric in zip(points, metrics, strict=True):
-            load(point, fitted.get(point))
-            logits, attributions = explainer.predict_and_explain(batch["image"])
-            unchanged = logits if unchanged is None else unchanged
-            metric.update(logits, unchanged, select_explained(attributions, rows), rows)
-    sweep = [name_numbers(point) | metric.result()[0] for point, metric in zip(points, metrics, strict=True)]
-    best = best_point(sweep, 0.01, "rank_correlation")
-    log.warning(f"lambda_2=auto: {summary(sweep, best, 'rank_correlation')}")
-    return read_point(best)
+        sweep.update(rows | {"label": torch.full_like(rows["explained"], -1)})
+    measured = sweep.compute()
+    best = best_point(measured, 0.01, "rank_correlation")
+    log.warning(f"lambda_2=auto: {summary(measured, best, 'rank_correlation')}")
+    sweep.load(UNCHANGED)
+    return best["lambda_2"]
 
 
 def batches(images: Tensor) -> Iterator[dict[str, Tensor]]:
     """Images in batches of at most `BATCH`."""
     return ({"image": batch} for batch in images.split(BATCH))
-
-
-def fix_head(target: TargetModel) -> FixedHead:
-    """A fixed head with the logits of a model's own; up to a constant, where they are scores of a softmax."""
-    head = target.head
-    if isinstance(head, ProjectedHead):
-        return FixedHead(head.weight, head.projection, head.normalise, head.scale.item(), head.bias)
-    if isinstance(head, nn.Linear) and target.score != "softmax":  # whose rows may not be centred
-        return FixedHead(head.weight.detach(), normalise=False, bias=None if head.bias is None else head.bias.detach())
-    return fix_own_head(target, "patch", 1.0)

@@ -38,7 +38,7 @@ class FixedHead(ProjectedHead):
     >>> head.attributions(torch.tensor([[[0.0, 4.0]]]), torch.tensor([[1.0, 0.0]])).tolist()  # of one patch
     [[[0.0, 1.0]]]
 
-    With `read_paths`, a patch is also read from untrained paths to the embedding: c_z = s a_0 (token − blank) + a_1 f_z
+    With `blocks`, a patch is also read from untrained paths to the embedding: c_z = s a_0 (token − blank) + a_1 f_z
     + Σ_l a_l r_lz, for the factor s, the direct path r_lz of block l, the flow f_z of all paths, see `path_flow`, and
     weights a, which are learned with the backbone. The paths are constants, so that they cost no backward pass.
 
@@ -49,7 +49,9 @@ class FixedHead(ProjectedHead):
             replaces the patch's own, so that a patch without a contribution has attributions of 0. `blank_patch`: the
             same with the embeddings of the patches of a blank image, so that a blank image has attributions of 0.
         patch_scale: s, factor of the attributions.
-        blocks: see `read_paths`, like `read_out`.
+        blocks: indices of the blocks whose paths are read too, the last ones in ascending order.
+        read_out: the weights a, of the token, of the flow and of each block's direct path; `None` for what fits the
+            embeddings of masked images best on ViT-Tiny before training, and little of the token.
     """
 
     patch_scale: Tensor
@@ -66,29 +68,17 @@ class FixedHead(ProjectedHead):
         reading: Reading = "patch",
         patch_scale: float = 1.0,
         blocks: Sequence[int] = (),
-        read_out: Tensor | None = None,
+        read_out: Tensor | Sequence[float] | None = None,
     ) -> None:
         super().__init__(weight, projection, normalise, scale, bias)
-        self.register_buffer("patch_scale", torch.tensor(float(patch_scale), dtype=torch.float32))
-        self.reading = reading
-        self.read_paths(blocks, read_out)
-
-    def read_paths(self, blocks: Sequence[int], read_out: Tensor | None = None) -> None:
-        """Read patches also from the paths of a transformer's last blocks; without any, from their tokens alone.
-
-        Args:
-            blocks: indices of the blocks, the last ones in ascending order.
-            read_out: the weights a, of the token, of the flow and of each block's direct path; `None` for what fits the
-                embeddings of masked images best on ViT-Tiny before training, and little of the token.
-        """
-        if blocks and self.reading == "patch":
+        self.register_buffer("patch_scale", torch.tensor(patch_scale, dtype=torch.float32, device=weight.device))
+        if blocks and reading == "patch":
             raise InputError("path_blocks needs reading=difference or blank_patch, got reading=patch", "reading")
+        self.reading: Reading = reading
         self.blocks = tuple(blocks)
-        if blocks:
-            weights = torch.tensor([0.1, 0.4, *[0.5] * len(blocks)]) if read_out is None else read_out.detach().clone()
-            self.read_out = nn.Parameter(weights.to(self.weight))
-        else:
-            self.read_out = None
+        weights = [0.1, 0.4, *[0.5] * len(blocks)] if read_out is None else read_out
+        weights = torch.as_tensor(weights, dtype=torch.float32, device=weight.device)
+        self.read_out = nn.Parameter(weights.detach().clone()) if blocks else None
 
     @torch.no_grad()
     def scale_attributions(self, factor: float) -> None:
@@ -96,20 +86,21 @@ class FixedHead(ProjectedHead):
         (self.patch_scale if self.read_out is None else self.read_out).mul_(factor)
 
     def describe_reading(self) -> Identity:
-        """How patches are read, as JSON values; `read_as` takes it."""
+        """How patches are read: the arguments of `read_as`, as JSON values."""
         weights = None if self.read_out is None else self.read_out.tolist()
-        return {
-            "reading": self.reading,
-            "patch_scale": self.patch_scale.item(),
-            "blocks": list(self.blocks),
-            "read_out": weights,
-        }
+        own = {"reading": self.reading, "patch_scale": self.patch_scale.item()}
+        return own | {"blocks": list(self.blocks), "read_out": weights}
 
-    def read_as(self, reading: Identity) -> None:
-        """Read patches as `describe_reading` of another head says."""
-        self.reading = reading["reading"]
-        self.patch_scale.fill_(reading["patch_scale"])
-        self.read_paths(reading["blocks"], torch.tensor(reading["read_out"]) if reading["blocks"] else None)
+    def read_as(
+        self,
+        reading: Reading,
+        patch_scale: float,
+        blocks: Sequence[int] = (),
+        read_out: Sequence[float] | None = None,
+    ) -> "FixedHead":
+        """Build the head of the same logits that reads patches otherwise; for the arguments, see the class."""
+        own = self.weight, self.projection, self.normalise, self.scale.item(), self.bias
+        return FixedHead(*own, reading, patch_scale, blocks, read_out)
 
     def extra_repr(self) -> str:
         """The options that the state dict does not hold."""
@@ -150,42 +141,40 @@ def check_reading(reading: Identity, target: TargetModel, path: str | Path) -> N
         )
 
 
-@checks_choices
-def fix_own_head(target: TargetModel, reading: Reading, patch_scale: float) -> FixedHead:
-    """Fix a model's own linear head. Its rows are centred, which changes no probability."""
-    if not isinstance(target.head, nn.Linear):
+def fix_own_head(target: TargetModel) -> FixedHead:
+    """Fix a model's own head. The rows of a linear one are centred before a softmax, whose probabilities this keeps."""
+    head = target.head
+    if isinstance(head, ProjectedHead):
+        return FixedHead(head.weight, head.projection, head.normalise, head.scale.item(), head.bias)
+    if not isinstance(head, nn.Linear):
         raise InputError(
-            f"expected a linear head to keep, got {type(target.head).__name__} of {target.name}: fit one with"
-            " `python train.py experiment=linear_head`; a training also takes module.projection"
+            f"expected a linear head to keep, got {type(head).__name__} of {target.name}: fit one with"
+            " `python train.py experiment=linear_head`; a training also takes projection=",
+            "projection",
         )
-    weight = target.head.weight.detach()
-    weight = weight - weight.mean(0)
-    bias = None
-    if target.head.bias is not None:
-        bias = target.head.bias.detach() - target.head.bias.detach().mean()
-    return FixedHead(weight, normalise=False, bias=bias, reading=reading, patch_scale=patch_scale)
+    weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
+    if target.score == "softmax":
+        weight, bias = weight - weight.mean(0), None if bias is None else bias - bias.mean()
+    return FixedHead(weight, normalise=False, bias=bias)
 
 
-@checks_choices
-def fix_projected_head(
-    target: TargetModel, weight: Tensor, normalise: bool, scale: float, reading: Reading, patch_scale: float
-) -> FixedHead:
-    """Fix a head that multiplies a model's embeddings by W, (K, D').
+def fix_projected_head(target: TargetModel, weight: Tensor, scale: float = 1.0) -> FixedHead:
+    """Fix a head that multiplies a model's embeddings, divided by their lengths, by W, (K, D').
 
     If D' is not D, the width of the embeddings, the model's own head projects them to D' first, as CLIP's does.
 
     Raises:
         InputError: if neither the model's embeddings nor the outputs of its own head have the width of W.
     """
-    projection = None
-    if weight.shape[1] != target.embed_dim:
-        projection = getattr(target.head, "weight", torch.empty(0)).detach()
-        if projection.shape[:1] != weight.shape[1:]:
-            raise InputError(
-                f"expected W for embeddings of width {target.embed_dim}, or a model that projects them to"
-                f" {weight.shape[1]}, got a head of {list(projection.shape)}: take CLIP's own image tower"
-            )
-    return FixedHead(weight, projection, normalise, scale, reading=reading, patch_scale=patch_scale)
+    if weight.shape[1] == target.embed_dim:
+        return FixedHead(weight, scale=scale)
+    projection = getattr(target.head, "weight", torch.empty(0)).detach()
+    if projection.shape[:1] != weight.shape[1:]:
+        raise InputError(
+            f"expected W for embeddings of width {target.embed_dim}, or a model that projects them to"
+            f" {weight.shape[1]}, got a head of {list(projection.shape)}: take CLIP's own image tower"
+        )
+    return FixedHead(weight, projection, scale=scale)
 
 
 def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -243,7 +232,7 @@ def patch_means(patches: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def select_explained(attributions: Tensor, rows: dict[str, Tensor]) -> Tensor:
-    """Select the attributions to the class that `ShapleyLabels` explains in each image.
+    """Select the attributions to the class that a source of labels, such as `ShapleyLabels`, explains in each image.
 
     >>> attributions = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])  # of two patches to two classes
     >>> select_explained(attributions, {"explained": torch.tensor([1])}).tolist()

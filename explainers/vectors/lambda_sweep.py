@@ -1,89 +1,48 @@
-"""The sweep of λ₁, λ₂ and ratios: its points, their metrics, the best one, and reports."""
+"""The sweep of λ₂: the models of its points, their metrics, and the best one."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import product
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from lightning import Trainer
-from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
 from explainers.metrics.means import Accuracy, Mean
-from explainers.models import TargetModel
 from explainers.saved.weights import is_finite
+from explainers.training.state_dicts import State
+from explainers.vectors.fixed_head import select_explained
+from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.task_arithmetic import restoration, transfer
 
-Point = tuple[float, ...]
-"""(λ₁, λ₂); of a sum of several vectors also the ratio of each."""
+Point = tuple[float, float]
+"""(λ₁, λ₂)."""
 
-FLATTEST = 1e-6
+UNCHANGED: Point = (1.0, 0.0)
+"""The point of the model that nothing is added to."""
 
 Row = dict[str, float]
-"""What is measured at a point, after the numbers of the point."""
+"""What is measured at a point, after `lambda_1` and `lambda_2`."""
 
 
-def sweep_points(
-    lambda_1: Sequence[float],
-    lambda_2: Sequence[float],
-    ratios: Sequence[Sequence[float]] | None = None,
-    sources: int = 1,
-) -> list[Point]:
-    """All combinations of λ₁, λ₂ and ratios, after the unchanged model, λ₁ = 1 and λ₂ = 0.
+def sweep_points(lambda_1: float, lambda_2: Sequence[float]) -> list[Point]:
+    """The points of a sweep of λ₂, after the unchanged model; an InputError for a value that is no number, or repeated.
 
-    Without a vector, λ₂ = 0, ratios have no effect, and only the first ones are listed.
-
-    >>> sweep_points([1.0], [0.0, 0.5])
+    >>> sweep_points(1.0, [0.0, 0.5])
     [(1.0, 0.0), (1.0, 0.5)]
-    >>> sweep_points([1.0], [0.5], ratios=[[1.0, 1.0], [1.0, 0.2]], sources=2)
-    [(1.0, 0.0, 1.0, 1.0), (1.0, 0.5, 1.0, 1.0), (1.0, 0.5, 1.0, 0.2)]
-
-    Args:
-        lambda_1: values of λ₁.
-        lambda_2: values of λ₂.
-        ratios: ratios of the vectors; `None`: all are 1. A single vector has none.
-        sources: number of vectors.
-
-    Raises:
-        InputError: for an empty list, a value that is given twice, or ratios that are not one for each source.
     """
-    if not lambda_1 or not lambda_2 or not all(map(is_finite, [*lambda_1, *lambda_2])):
+    if not lambda_2 or not all(map(is_finite, [lambda_1, *lambda_2])):
         got = f"lambda_1={lambda_1}, lambda_2={lambda_2}"
         raise InputError(f"expected finite numbers, got {got}", "lambda_1", "lambda_2")
-    count = sources if sources > 1 else 0
-    each = [(1.0,) * count] if ratios is None else [tuple(ratio) for ratio in ratios]
-    if not each or any(len(ratio) != count for ratio in each):
-        raise InputError(
-            f"expected lists of {sources} numbers, one for each source, or None for a single one, got ratios={ratios}",
-            "ratios",
-        )
-    check_distinct(lambda_1=lambda_1, lambda_2=lambda_2, ratios=each)
-    unchanged = (1.0, 0.0, *each[0])
-    points = [(one, two, *ratio) for one, two, ratio in product(lambda_1, lambda_2, each) if two or ratio == each[0]]
-    return [unchanged, *(point for point in points if point != unchanged)]
-
-
-def name_numbers(point: Point) -> Row:
-    """Name of each number of a point → number.
-
-    >>> name_numbers((1.0, 0.5, 1.0, 0.2))
-    {'lambda_1': 1.0, 'lambda_2': 0.5, 'ratio_1': 1.0, 'ratio_2': 0.2}
-    """
-    names = ["lambda_1", "lambda_2", *(f"ratio_{number + 1}" for number in range(len(point) - 2))]
-    return dict(zip(names, point, strict=True))
-
-
-def read_point(row: Row) -> Point:
-    """The point of a row, see `name_numbers`."""
-    return tuple(value for name, value in row.items() if name.startswith(("lambda_", "ratio_")))
+    check_distinct(lambda_2=lambda_2)
+    return [UNCHANGED, *(point for value in lambda_2 if (point := (lambda_1, value)) != UNCHANGED)]
 
 
 class PointMetrics(nn.Module):
     """Metrics of the model at one point: its accuracy, what it keeps of the unchanged model's predictions, agreement of
-    its attributions with a reference, and their best factor.
+    its attributions with a reference, and the factor that brings them nearest to it.
 
     `kept` is the share of images with the same predicted class, `divergence` is KL(unchanged ‖ model).
 
@@ -93,11 +52,8 @@ class PointMetrics(nn.Module):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        self.accuracy = Accuracy()
-        self.kept = Accuracy()
-        self.divergence = Mean()
-        self.agreement = nn.ModuleDict(agreement_metrics(k))
-        self.best_factor = BestFactor()
+        self.predicting = nn.ModuleDict({"accuracy": Accuracy(), "kept": Accuracy(), "divergence": Mean()})
+        self.explaining = nn.ModuleDict({**agreement_metrics(k), "best_factor": BestFactor()})
 
     def update(self, logits: Tensor, unchanged: Tensor, attributions: Tensor, rows: dict[str, Tensor]) -> None:
         """Add a batch.
@@ -108,22 +64,91 @@ class PointMetrics(nn.Module):
             attributions: attributions of the patches to the explained class, (B, N).
             rows: holds `label` (B,), −1 if it is unknown, and the reference attributions, `shapley` (B, N).
         """
-        self.accuracy.update(logits.argmax(-1), rows["label"])
-        self.kept.update(logits.argmax(-1), unchanged.argmax(-1))
+        metrics: Any = self.predicting
+        metrics["accuracy"].update(logits.argmax(-1), rows["label"])
+        metrics["kept"].update(logits.argmax(-1), unchanged.argmax(-1))
         before, after = (each.double().log_softmax(-1) for each in (unchanged, logits))
-        self.divergence.update(F.kl_div(after, before, reduction="none", log_target=True).sum(-1))
-        for metric in (*self.agreement.values(), self.best_factor):
+        metrics["divergence"].update(F.kl_div(after, before, reduction="none", log_target=True).sum(-1))
+        for metric in self.explaining.values():
             metric.update(attributions, rows["shapley"])  # type: ignore[operator]
 
-    def result(self) -> tuple[Row, float]:
-        """Compute the metrics and the best factor over the images of all processes, and reset them."""
-        own = {name: getattr(self, name) for name in ("accuracy", "kept", "divergence")}
-        metrics: dict[str, Any] = {**own, **self.agreement}
+    def compute(self) -> Row:
+        """Compute the metrics over the images of all processes, and reset them."""
+        metrics: dict[str, Any] = {**self.predicting, **self.explaining}
         values = {name: metric.compute().item() for name, metric in metrics.items()}
-        factor = self.best_factor.compute().item()
-        for metric in (*metrics.values(), self.best_factor):
+        for metric in metrics.values():
             metric.reset()
-        return values, factor
+        return values
+
+
+class LambdaSweep(nn.Module):
+    """A self-explaining model that takes the weights of any point, and is measured at each.
+
+    They are θ_base + λ₁ (θ_onto − θ_base) + λ₂ τ.
+
+    Args:
+        explainer: the prediction-only model θ_onto, whose head reads patches as the explaining model's; changed in
+            place.
+        base: θ_base, weights of the base model.
+        tau: τ, the vector.
+        points: the points; the first is the unchanged model.
+        k: K of IoU@K.
+    """
+
+    projection: Tensor | None
+
+    def __init__(self, explainer: SelfExplaining, base: State, tau: State, points: Sequence[Point], k: int = 1) -> None:
+        super().__init__()
+        self.explainer = explainer.eval().requires_grad_(False)
+        onto = {name: value.clone() for name, value in explainer.target.backbone.state_dict().items()}
+        self.states = base, onto, tau
+        self.points = points
+        self.metrics: Any = nn.ModuleList(PointMetrics(k) for _ in points)
+        self.register_buffer("projection", explainer.target.head.projection, persistent=False)
+        self.restorations: dict[Point, Tensor] = {}
+
+    def load(self, point: Point) -> SelfExplaining:
+        """Give the model the weights of a point, and its projection: of the head, after its `restoration`."""
+        target = self.explainer.target
+        device = target.mean.device  # to which the first call moves the weights
+        base, onto, tau = ({name: value.to(device) for name, value in state.items()} for state in self.states)
+        self.states = base, onto, tau
+        target.backbone.load_state_dict(transfer(base, onto, tau, *point))
+        restored = self.restorations.get(point)
+        if restored is not None and self.projection is not None:
+            restored = self.projection @ restored
+        target.head.projection = self.projection if restored is None else restored
+        return self.explainer
+
+    @torch.no_grad()
+    def restore(self, batches: Iterable[dict[str, Tensor]]) -> None:
+        """Fit the `restoration` of every point but the first to images without labels."""
+        self.restorations = {}
+        embeddings: list[list[Tensor]] = [[] for _ in self.points]
+        for batch in batches:
+            for point, of_point in zip(self.points, embeddings, strict=True):
+                target = self.load(point).target
+                of_point.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float())
+        unchanged, *changed = map(torch.cat, embeddings)
+        fitted = (restoration(each, unchanged) for each in changed)
+        self.restorations = dict(zip(self.points[1:], fitted, strict=True))
+
+    @torch.no_grad()
+    def update(self, rows: dict[str, Tensor], points: Sequence[Point] = ()) -> None:
+        """Measure a batch at some points, by default at all; the first of them is the unchanged model."""
+        unchanged = None
+        for point in points or self.points:
+            logits, attributions = self.load(point).predict_and_explain(rows["image"])
+            unchanged = logits if unchanged is None else unchanged
+            metrics = self.metrics[self.points.index(point)]
+            metrics.update(logits, unchanged, select_explained(attributions, rows), rows)
+
+    def compute(self, points: Sequence[Point] = ()) -> list[Row]:
+        """What was measured at some points, by default at all, over the images since the last call."""
+        return [
+            {"lambda_1": point[0], "lambda_2": point[1]} | self.metrics[self.points.index(point)].compute()
+            for point in points or self.points
+        ]
 
 
 @checks_choices
@@ -164,10 +189,8 @@ def curvature(sweep: Sequence[Row]) -> float:
     6.0
     """
     moved = [row for row in sweep if row["lambda_1"] == 1 and row["lambda_2"] != 0]
-    if not moved:
-        return math.nan
-    nearest = min(moved, key=lambda row: abs(row["lambda_2"]))
-    return 2 * nearest["divergence"] / nearest["lambda_2"] ** 2
+    nearest = min(moved, key=lambda row: abs(row["lambda_2"]), default=None)
+    return math.nan if nearest is None else 2 * nearest["divergence"] / nearest["lambda_2"] ** 2
 
 
 def summary(sweep: Sequence[Row], best: Row, select: str) -> str:
@@ -178,81 +201,5 @@ def summary(sweep: Sequence[Row], best: Row, select: str) -> str:
     'best of 2 points: λ₁ = 1, λ₂ = 0.5; accuracy 0.9 → 0.9, iou 0 → 0.5'
     """
     changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in (_name_accuracy(sweep), select))
-    one, two, *ratios = read_point(best)
-    point = f"λ₁ = {one:g}, λ₂ = {two:g}"
-    if ratios:
-        point += f", ratios {' : '.join(f'{ratio:g}' for ratio in ratios)}"
+    point = f"λ₁ = {best['lambda_1']:g}, λ₂ = {best['lambda_2']:g}"
     return f"best of {len(sweep)} points: {point}; {', '.join(changes)}"
-
-
-def report(trainer: Trainer, sweep: Sequence[Row], best: Row, select: str) -> None:
-    """Log all points, with the curvature at each and which one is chosen, and print the summary.
-
-    W&B gets them as the table `sweep/points` and the figure `sweep/curves`, other loggers as a row of metrics for each.
-    """
-    rows = [row | {"curvature": curvature([row]), "chosen": float(row is best)} for row in sweep]
-    rows.sort(key=lambda row: (row["lambda_1"], *read_point(row)[2:], row["lambda_2"]))
-    line = summary(sweep, best, select)
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            from explainers.report.lambda_figure import lambda_curves  # imports Matplotlib, which takes long
-
-            cells = [[None if math.isnan(value) else value for value in row.values()] for row in rows]
-            data = [[*values, bool(chosen)] for *values, chosen in cells]
-            logger.log_table("sweep/points", columns=[*rows[0]], data=data)
-            logger.log_image("sweep/curves", [lambda_curves({"points of the sweep": rows}, line)])
-        else:
-            for step, row in enumerate(rows):
-                logger.log_metrics({f"sweep/{name}": value for name, value in row.items()}, step)
-    if trainer.is_global_zero:
-        print(line)
-
-
-def restoration(changed: Tensor, unchanged: Tensor, ridge: float = 1.0) -> Tensor:
-    """Compute the map R, (D, D), with the least Σ |R e − ê|² + k |R − I|², by ridge regression towards the identity.
-
-    A fixed head whose projection is multiplied by R computes logits from restored embeddings. Equal images determine R
-    too: at least `FLATTEST` of the mean square counts as variance.
-
-    >>> unchanged = torch.tensor([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])
-    >>> (restoration(2 * unchanged, unchanged, ridge=0.0) + 0).tolist()
-    [[0.5, 0.0], [0.0, 0.5]]
-
-    Args:
-        changed: e, the embeddings of images by the model with the vector, (B, D).
-        unchanged: ê, their embeddings by the model without it, (B, D).
-        ridge: k, as a multiple of the mean variance Σ |e − mean e|² / D.
-    """
-    e = changed.double()
-    spread = (e - e.mean(0)).square().sum().clamp(min=FLATTEST * e.square().sum())
-    strength = ridge * spread / e.shape[1]
-    identity = torch.eye(e.shape[1], dtype=e.dtype, device=e.device)
-    change = torch.linalg.solve(e.mT @ e + strength * identity, e.mT @ (unchanged.double() - e)).mT
-    return (identity + change).to(changed.dtype)
-
-
-def restore_projection(projection: Tensor | None, restoration: Tensor | None) -> Tensor | None:
-    """The projection P of a fixed head, `None` for none, for embeddings that are restored first: P R."""
-    if restoration is None:
-        return projection
-    return restoration if projection is None else projection @ restoration
-
-
-@torch.no_grad()
-def restorations(
-    points: Sequence[Any], load: Callable[[Any], TargetModel], batches: Iterable[dict[str, Tensor]]
-) -> dict[Any, Tensor]:
-    """Fit a `restoration` for every point of a sweep but the first, the unchanged model: point → R.
-
-    Args:
-        points: the points, or their names.
-        load: loads the weights of a point into a model, and returns it.
-        batches: batches of images, without labels, see `some_images`.
-    """
-    embeddings: list[list[Tensor]] = [[] for _ in points]
-    for batch in batches:
-        for point, of_point in zip(points, embeddings, strict=True):
-            target = load(point)
-            of_point.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float())
-    unchanged, *changed = (torch.cat(of_point) for of_point in embeddings)
-    return {point: restoration(each, unchanged) for point, each in zip(points[1:], changed, strict=True)}

@@ -151,7 +151,7 @@ def text_of(
     if not data.classes or (names is not None and len(names) != len(data.classes)):
         raise InputError(
             f"expected names of the {len(data.classes)} classes {data.classes}, got {len(names or ())}: set"
-            " module.projection.names, or take images with classes"
+            " names=, or take images with classes"
         )
     tower = text_tower(target, model, pretrained)
     prompts = (getattr(data, "templates", ()) or TEMPLATES) if templates is None else templates
@@ -167,7 +167,7 @@ def print_accuracy(target: TargetModel, data: Any, weight: Tensor, limit: int) -
     if not hasattr(data, "dataset"):
         return print(f"text head: accuracy not measured, because {type(data).__name__} reads no single images")
     embeddings, labels = embedded_images(target, data, "val", limit)
-    head = fix_projected_head(target, weight.to(target.mean.device), True, 1.0, "patch", 1.0).cpu()
+    head = fix_projected_head(target, weight.to(target.mean.device)).cpu()
     accuracy = (head(embeddings).argmax(-1) == labels).float().mean().item()
     chance = 1 / len(weight)
     percent = f"{100 * accuracy:.3g} %"

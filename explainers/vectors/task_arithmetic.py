@@ -1,6 +1,6 @@
 """Explainability vectors, the difference of two models' weights, added to another model (Yoshikawa et al., 2025).
 
-All functions take and return state dicts of one architecture. The arithmetic uses learned weights only. It leaves out
+Weights are state dicts of one architecture. The arithmetic uses learned weights only. It leaves out
 BatchNorm's counts and running statistics, because a difference of variances may be negative. State dicts have no head,
 because a head is fixed and belongs to its task.
 """
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from explainers.training.state_dicts import State, check_alike
+
+FLATTEST = 1e-6
 
 
 def vector(explaining: State, predicting: State) -> dict[str, Tensor]:
@@ -95,6 +97,29 @@ def keep_largest(tau: State, share: float) -> State:
     sizes = sizes[sizes > 0].sort().values
     limit = sizes[-math.ceil(share * len(sizes) - 1e-6)]  # 0.07 · 100 is above 7 by rounding
     return {name: value * (value.abs() >= limit) for name, value in tau.items()}
+
+
+def restoration(changed: Tensor, unchanged: Tensor, ridge: float = 1.0) -> Tensor:
+    """Compute the map R, (D, D), with the least Σ |R e − ê|² + k |R − I|², by ridge regression towards the identity.
+
+    A fixed head whose projection is multiplied by R computes logits from restored embeddings. Equal images determine R
+    too: at least `FLATTEST` of the mean square counts as variance.
+
+    >>> unchanged = torch.tensor([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])
+    >>> (restoration(2 * unchanged, unchanged, ridge=0.0) + 0).tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
+
+    Args:
+        changed: e, the embeddings of images by the model with the vector, (B, D).
+        unchanged: ê, their embeddings by the model without it, (B, D).
+        ridge: k, as a multiple of the mean variance Σ |e − mean e|² / D.
+    """
+    e = changed.double()
+    spread = (e - e.mean(0)).square().sum().clamp(min=FLATTEST * e.square().sum())
+    strength = ridge * spread / e.shape[1]
+    identity = torch.eye(e.shape[1], dtype=e.dtype, device=e.device)
+    change = torch.linalg.solve(e.mT @ e + strength * identity, e.mT @ (unchanged.double() - e)).mT
+    return (identity + change).to(changed.dtype)
 
 
 def cosine(first: State, second: State) -> float:

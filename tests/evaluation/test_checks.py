@@ -129,7 +129,7 @@ def test_a_label_counts_as_the_logit_of_its_class(build, target, grid, digits):
 def test_the_accuracy_of_an_explainer_is_that_on_labelled_images(target, grid, digits, known, accuracy):
     own = copy.deepcopy(target)
     own.head = FixedHead(simplex(10, own.embed_dim))
-    explaining = SelfExplaining(own, grid, alpha=1)
+    explaining = SelfExplaining(own, grid)
     with torch.no_grad():
         predicted = [explaining.logits(sample["image"][None]).argmax().item() for sample in digits]
     labels = [predicted[0], (predicted[1] + 1) % 10][:known] + [-1] * (7 - known)

@@ -327,7 +327,7 @@ def test_without_files_the_way_to_give_some_is_told(no_model, tmp_path):
 def test_self_explaining_models_are_compared_with_the_reference_and_classify(target, grid, digits):
     own = copy.deepcopy(target)
     own.head = FixedHead(simplex(10, own.embed_dim))
-    explaining, exact = SelfExplaining(own, grid, alpha=1), KernelSHAP(target, grid, budget=40)
+    explaining, exact = SelfExplaining(own, grid), KernelSHAP(target, grid, budget=40)
     agreement = ["e_rmse", "iou", "rank_correlation"]
     settings = Evaluation(grid, levels=3, classes="label", reference="exact", agreement=agreement, k=3)
     evaluation, _ = measure(settings(target, {"explaining": explaining, "exact": exact}), digits, batch_size=3)

@@ -307,7 +307,7 @@ def test_a_convolution_of_pooled_maps_is_a_linear_head():
 TRAINING = {
     "Classifier": lambda target, grid: Classifier(target, 3, partial(torch.optim.SGD, lr=0.1), tune="all"),
     "Surrogate": lambda target, grid: Surrogate(target, grid, partial(torch.optim.SGD, lr=0.1)),
-    "SelfExplaining": lambda target, grid: SelfExplaining(target, grid, alpha=1),
+    "SelfExplaining": lambda target, grid: SelfExplaining(target, grid),
 }
 
 

@@ -37,7 +37,7 @@ EXPERIMENTS = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in P
 EVALUATIONS = [name for name in EXPERIMENTS if "# Command: python eval.py" in (FOLDER / f"{name}.yaml").read_text()]
 TRAININGS = [name for name in EXPERIMENTS if name not in EVALUATIONS]
 STEPS = (
-    *("surrogate", "full_finetuning", "vit_shapley", "tve_vitb", "studies/vector", "studies/vector_target"),
+    *("surrogate", "full_finetuning", "vit_shapley", "tve_vitb", "studies/vector", "self_explaining"),
     *("demo/head", "demo/anyhead", "demo/tve", "demo/vector", "demo/source"),
 )
 """Trainings that differ in their module, network, loss or kind of images: each of these is in one of them."""
@@ -98,7 +98,7 @@ def data_dir(tmp_path_factory):
 def parts(cfg):
     """What a step of this training runs."""
     keys = ("module._target_", "explainer._target_", "explainer.network._target_", "module.loss._target_")
-    found = {OmegaConf.select(cfg, key) for key in (*keys, "module.predictions", "data._target_")}
+    found = {OmegaConf.select(cfg, key) for key in (*keys, "data._target_")}
     return {name for name in found if "ffcv" not in str(name)}  # which digits stand for
 
 
@@ -154,22 +154,20 @@ def test_every_kind_of_training_takes_a_step_on_a_tiny_target(experiment, tmp_pa
         overrides += [setting for setting in SMALL_PAPER_NETWORK if ".mae=" not in setting]  # debug=fast fetches none
     if explainer.get("weights"):  # what other experiments leave
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
-    if module.get("projection"):
-        overrides += ["projection@module.projection=simplex"]  # few images are not of all classes
-    if "k" in module:
-        overrides += ["module.k=2"]
-    files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in module._target_ else set()
-    if module.get("predictions") in ("teacher", "embedding"):
-        overrides += ["module.teacher=base"]
-        files -= {"teacher"}
+    if OmegaConf.select(cfg, "module.head.projection"):
+        overrides += ["projection@module.head.projection=simplex"]  # few images are not of all classes
+    if "selection" in module:
+        overrides += ["module.selection.k=2"]
     if module.get("last_blocks"):
         overrides += ["module.last_blocks=1"]
     if OmegaConf.select(cfg, "explainer.network.direct"):  # of the blocks of a larger target
         overrides += ["explainer.network.direct=[]"]
     if OmegaConf.select(cfg, "data.train.exclude"):
         overrides += ["data.train.exclude=[]"]
-    paths = {role: self_explaining_file(role, *overrides, folder=tmp_path) for role in sorted(files & set(module))}
-    given = (f"module.{role}={path}" for role, path in paths.items())
+    roles = {"teacher": "{}", "onto": "{}", "vector.predicting": "[{}]", "vector.explaining": "[{}]"}
+    own = {role: form for role, form in roles.items() if OmegaConf.select(cfg, f"module.{role}") is not None}
+    files = {role: self_explaining_file(role, *overrides, folder=tmp_path) for role in own}
+    given = (f"module.{role}={own[role].format(path)}" for role, path in files.items())
     loss = train(*overrides, *given, folder=tmp_path / "run")
     assert math.isfinite(loss) and not no_sockets
     assert not any((tmp_path / "run").glob("**/*.*"))
@@ -177,13 +175,13 @@ def test_every_kind_of_training_takes_a_step_on_a_tiny_target(experiment, tmp_pa
 
 def self_explaining_file(role, *overrides, folder):
     """What a self-explaining model of the target that `overrides` name leaves, untrained."""
-    alpha = 0.5 if role == "explaining" else 1
+    alpha = 0.5 if role == "vector.explaining" else 1
     cfg = composed(*overrides, folder=folder)
     seed_everything(0)
     target = instantiate(cfg.target)
     target.head = FixedHead(simplex(10, target.embed_dim))
     (folder / f"alpha_{alpha}").mkdir(exist_ok=True)
-    return SelfExplaining(target, instantiate(cfg.grid), alpha=alpha).export(folder / f"alpha_{alpha}")
+    return SelfExplaining(target, instantiate(cfg.grid)).export(folder / f"alpha_{alpha}", alpha)
 
 
 @pytest.mark.slow
@@ -256,9 +254,9 @@ def test_the_commands_of_a_task_compose_with_its_data_and_a_head_for_them(task, 
 
 @pytest.mark.slow
 def test_every_projection_and_every_option_of_the_metrics_composes(tmp_path):
-    for path in (ROOT / "configs/projection").glob("*.yaml"):
-        overrides = ("experiment=self_explaining", f"projection@module.projection={path.stem}")
-        assert callable(instantiate(composed(*overrides, folder=tmp_path).module.projection))
+    for name in named_options("projection"):
+        overrides = ("experiment=self_explaining", f"projection@module.head.projection={name}")
+        assert callable(instantiate(composed(*overrides, folder=tmp_path).module.head.projection))
     for name in options_of("metrics"):
         cfg = composed("experiment=demo/eval", f"metrics={name}", folder=tmp_path, config="eval")
         assert "_target_" in OmegaConf.to_container(cfg.evaluation, resolve=True)

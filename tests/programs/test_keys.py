@@ -29,7 +29,7 @@ def test_a_program_or_another_key_reads_every_key_at_the_top(program, tmp_path):
         ("demo/anyhead", "explainer=tve", "explainer"),
         ("anyhead", "teacher=propagation", "module.loss"),
         ("self_explaining", "labels=method", "module.labels"),
-        ("self_explaining", "projection=simplex", "module.projection"),
+        ("self_explaining", "projection=simplex", "module.head.projection"),
     ],
 )
 def test_a_file_may_be_chosen_by_the_key_of_its_settings(experiment, short, key, tmp_path):

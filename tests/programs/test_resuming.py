@@ -129,20 +129,19 @@ def test_a_replaced_teacher_is_refused_even_with_ckpt_path(tmp_path):
     """Its hash is in the checkpoint, because the attributions that are learned are the teacher's."""
     tiny = ("target=tiny", "grid.patch_size=16", "++grid.differs=true", "logger=csv", *QUIET)
     sizes = ("data.size.train=8", "data.size.val=4", "data.batch_size=4", f"cache_dir={tmp_path}", NO_PICTURES)
-    run, teacher = tmp_path / "run", tmp_path / "teacher.safetensors"
+    run, start = tmp_path / "run", tmp_path / "start.safetensors"
     train("experiment=demo/predicting", *tiny, *sizes, epochs(1), folder=tmp_path / "predicting")
-    shutil.copy(tmp_path / "predicting/model.safetensors", teacher)
+    shutil.copy(tmp_path / "predicting/model.safetensors", start)
     learns = (
         *("experiment=demo/source", "data.domain=plain", "data.without=null"),
         *tiny,
         *sizes,
-        "module.labels.pairs=2",
-        "module.weights=null",
+        "module.loss.pairs=2",
         "cache=none",
     )
-    command = (*learns, f"module.teacher={teacher}")
+    command = (*learns, f"explainer.weights={start}")
     train(*command, epochs(1), folder=run)
-    identity, weights = read_weights(teacher)
-    save_weights(weights | {"backbone.norm.bias": weights["backbone.norm.bias"] + 1}, teacher, identity)
-    assert f"module.teacher: {teacher}" in error(train, *command, epochs(1), folder=run)
+    identity, weights = read_weights(start)
+    save_weights(weights | {"backbone.norm.bias": weights["backbone.norm.bias"] + 1}, start, identity)
+    assert f"explainer.weights: {start}" in error(train, *command, epochs(1), folder=run)
     assert "teacher_sha256" in error(train, *command, epochs(2), "ckpt_path=last", folder=run)

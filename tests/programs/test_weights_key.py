@@ -86,8 +86,8 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
             {"target.model.pretrained": False, "module.loss.text_head.pretrained": ""},
         ),
         (
-            ["experiment=self_explaining", "projection@module.projection=text", "target=digits"],
-            {"module.projection.pretrained": ""},
+            ["experiment=self_explaining", "projection@module.head.projection=text", "target=digits"],
+            {"module.head.projection.pretrained": ""},
         ),
         (["experiment=tve_vitb", "target=tiny", "explainer.network.mae={file}"], {}),
         (["experiment=studies/vector_source", "weights={file}"], {}),

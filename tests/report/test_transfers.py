@@ -94,7 +94,7 @@ def test_transfers_that_are_missing_or_without_numbers_are_named(folder):
     both = ("untouched", "transferred")
     metrics = {f"test/{which}/{name}": 1.0 for which in both for name in ("e_rmse", "rank_correlation", "accuracy")}
     (folder / "b/c/metrics.json").write_text(json.dumps(metrics))
-    with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*module.predicting="):
+    with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*module.vector.predicting="):
         similarity(folder)
     (folder / "b/c/metrics.json").unlink()
     with pytest.raises(InputError, match="expected 4 transfers or more between different tasks, .* got 3: sweep over"):

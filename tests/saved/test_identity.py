@@ -27,7 +27,7 @@ from explainers.shapley.coalition_values import CoalitionValues
 from explainers.training.network_explainer import WEIGHTS
 from explainers.training.sources import Features, Pixels, Source
 from explainers.tve import TVE, Oracle, TVELoss
-from explainers.vectors import MethodLabels
+from explainers.vectors.explainability_vector import MethodLabels
 
 GRID = PatchGrid(image_size=32, patch_size=8)
 OTHER_GRID = PatchGrid(image_size=32, patch_size=16, differs=True)

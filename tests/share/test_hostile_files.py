@@ -216,12 +216,12 @@ def make_explainer(target, folder):
 
 
 def make_self_explaining(target, folder):
-    module = SelfExplaining(target, target.grid, alpha=0.5)
+    module = SelfExplaining(target, target.grid)
     module.target.classes = ["a", "b", "c"]
     module.target.head = FixedHead(simplex(3, 24), reading="blank_patch", patch_scale=0.3, blocks=(0,))
     with torch.no_grad():
         module.target.backbone.norm.weight += torch.linspace(-0.1, 0.1, 24)
-    return module.export(folder), "head.weight", lambda path, model: exported_target(model, path)
+    return module.export(folder, alpha=0.5), "head.weight", lambda path, model: exported_target(model, path)
 
 
 def make_vector(target, folder):

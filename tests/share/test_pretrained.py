@@ -98,7 +98,7 @@ def test_a_learned_explainer_is_loaded_as_its_file_says(kind, settings, target, 
 def test_a_model_that_explains_itself_is_loaded_with_its_architecture_alone(target, tmp_path):
     path = exported(target, target.grid, tmp_path, seed=4, classes=10)
     loaded = explainers.load(tmp_path, target)
-    assert same(loaded, SelfExplaining(target, target.grid, alpha=1, weights=path).eval())
+    assert same(loaded, SelfExplaining(target, target.grid, weights=path).eval())
 
 
 def test_a_model_of_timm_needs_no_target_if_its_weights_are_here(tmp_path, monkeypatch):

@@ -55,14 +55,14 @@ def test_the_rates_are_those_of_torchs_schedules_in_sequence(name):
     optimizer = optimiser()
     parts = [LinearLR(optimizer, 1 / 7, total_iters=7), FALLING[name](optimizer, 93)]
     expected = rates(optimizer, SequentialLR(optimizer, parts, [7]), 100)
-    assert whole(partial(SCHEDULES[name], warmup=7), 100) == pytest.approx(expected, abs=1e-12)
+    assert whole(partial(SCHEDULES[name], warmup=0.07), 100) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("after", [3, 10, 40])
 def test_a_resumed_schedule_has_the_rates_of_an_uninterrupted_one(name, after):
     """In the warm-up, at its end, and later."""
-    build = partial(SCHEDULES[name], warmup=10)
+    build = partial(SCHEDULES[name], warmup=1 / 6)
     with warnings.catch_warnings(action="error"):
         assert continued(stopped(build, 60, after), build, 60) == whole(build, 60)[after:]
 
@@ -71,9 +71,9 @@ def test_a_resumed_schedule_has_the_rates_of_an_uninterrupted_one(name, after):
 @pytest.mark.parametrize("steps", [30, 200])
 def test_a_longer_run_goes_on_with_the_rates_of_its_own_length(name, steps):
     """From its first step on; the rate never rises again."""
-    saved = stopped(partial(SCHEDULES[name], warmup=4), 20, 20)
-    went_on = continued(saved, partial(SCHEDULES[name], warmup=4), steps)
-    assert went_on == whole(partial(SCHEDULES[name], warmup=4), steps)[20:]
+    saved = stopped(partial(SCHEDULES[name], warmup=0.05), 20, 20)
+    went_on = continued(saved, partial(SCHEDULES[name], warmup=0.05), steps)
+    assert went_on == whole(partial(SCHEDULES[name], warmup=0.05), steps)[20:]
     assert went_on == sorted(went_on, reverse=True) and went_on[0] > 0
 
 

@@ -11,27 +11,30 @@ from toys import LIGHT, SILENT, VECTORS, training
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.metrics.means import Ratios
+from explainers.shapley import ShapleyLabels
 from explainers.tve import TVE
 from explainers.vectors.fixed_head import fix_own_head
-from explainers.vectors.self_explaining import EmbeddingError, SelfExplaining, relative_error
+from explainers.vectors.self_distillation import EmbeddingError, SelfDistillation, relative_error
+from explainers.vectors.self_explaining import HeadBuilder, SelfExplaining, SelfExplainingTraining
 
 
-def self_explaining(target, grid, labels, predictions):
-    module = SelfExplaining(target, grid, labels=labels, teacher="base", predictions=predictions, alpha=0.5)
-    module.target.head = fix_own_head(module.target, "difference", 1.0)
+def self_explaining(target, grid, training, *given):
+    explainer = SelfExplaining(target, grid, reading="difference")
+    module = training(explainer, HeadBuilder(), *given)
+    explainer.take_head(fix_own_head(target))
     with torch.no_grad():
-        for weight in module.target.backbone.parameters():
+        for weight in explainer.target.backbone.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
     return module
 
 
-COALITIONS = partial(CoalitionTeacher, pairs=2)
+COALITIONS, LABELS = partial(CoalitionTeacher, pairs=2), partial(ShapleyLabels, budget=8)
 MODULES = {
     "TVE": lambda target, grid: training(TVE(target, grid, partial(LIGHT, hops=[1]))),
     "AnyHead, coalitions": lambda target, grid: training(AnyHead(target, grid, VECTORS), COALITIONS),
     "AnyHead, propagation": lambda target, grid: training(AnyHead(target, grid, VECTORS), PropagationTeacher),
-    "embedding": lambda target, grid: self_explaining(target, grid, COALITIONS, "embedding"),
-    "teacher": lambda target, grid: self_explaining(target, grid, PropagationTeacher, "teacher"),
+    "self-distillation": lambda target, grid: self_explaining(target, grid, SelfDistillation, COALITIONS),
+    "labels": lambda target, grid: self_explaining(target, grid, SelfExplainingTraining, LABELS, "base"),
 }
 
 
@@ -64,5 +67,6 @@ def test_sums_of_two_processes_are_added():
 
 
 def test_a_batch_of_one_image_has_no_variation_to_learn_from():
-    with pytest.raises(InputError, match="^predictions=embedding: expected batches of 2 images .*, got 1: "):
+    with pytest.raises(InputError, match="got 1: take larger batches") as error:
         relative_error(torch.zeros(1, 3), torch.ones(1, 3))
+    assert error.value.setting == "batch_size"

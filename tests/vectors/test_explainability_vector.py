@@ -1,28 +1,33 @@
-"""The sweep of λ₁ and λ₂, what it chooses, and what it leaves behind."""
+"""A transfer: what it reads, logs, tests, warns of, refuses and leaves behind."""
 
+import json
 import math
+from dataclasses import replace
 from functools import partial
+from unittest.mock import MagicMock
 
 import pytest
-import references
 import torch
+import wandb
+from commands import csv_rows
+from lightning.pytorch.loggers import CSVLogger
+from matplotlib.image import imread
 from safetensors.torch import load_file
-from scipy.stats import spearmanr
-from toys import Marked, marked_splits, validate, vector_module
+from toys import Marked, exported, marked_splits, validate, vector_module
 
 from datamodules.cached import Cached, StoredRows
 from datamodules.images import Images
-from explainers.saved.identity import weights_hash
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.running.loggers import wandb_logger
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
-from explainers.vectors.lambda_sweep import best_point, summary
+from explainers.vectors import Selection, SelfExplaining, VectorSources, explainability_vector
+from explainers.vectors.fixed_head import select_explained
+from explainers.vectors.lambda_sweep import UNCHANGED
 from explainers.vectors.model_files import exported_target
-from explainers.vectors.task_arithmetic import transfer, vector
-
-LABELS = partial(ShapleyLabels, budget=20)
-SWEEP = [0.0, 0.3, 0.7, 1.0, 2.0]
-MEASURED = ("accuracy", "e_rmse", "iou", "rank_correlation")
+from explainers.vectors.task_arithmetic import cosine, transfer, vector
 
 
 @pytest.fixture
@@ -31,42 +36,12 @@ def build(target, grid, three_files):
 
 
 @pytest.fixture
-def weights(three_files):
-    """The backbones in the three_files."""
-    return {role: part(read_weights(path)[1], "backbone") for role, path in three_files.items()}
+def sources(three_files):
+    return VectorSources([three_files["explaining"]], [three_files["predicting"]])
 
 
-def measured(model, images, labels, grid, k=3):
-    """Accuracy, E-RMSE, IoU@K and rank correlation of a model's attributions, one image after the other."""
-    rows = {"accuracy": [], "e_rmse": [], "iou": [], "rank_correlation": []}
-    for index in range(len(images)):
-        sample = images[torch.tensor([index])]
-        shapley = labels(sample)["shapley"][0].tolist()
-        embeddings, patches = model.embed_with_patches(model.normalise(sample["image"]))
-        label = sample["label"].item()
-        units = patches[0] / patches[0].norm(dim=-1, keepdim=True)
-        phi = (units @ model.head.weight[label]).tolist()
-        rows["accuracy"].append(model.classify(embeddings).argmax().item() == label)
-        rows["e_rmse"] += [(a - b) ** 2 for a, b in zip(phi, shapley, strict=True)]
-        one, other = references.top(phi, k), references.top(shapley, k)
-        rows["iou"].append(len(one & other) / len(one | other))
-        rows["rank_correlation"].append(spearmanr(phi, shapley).statistic)
-    means = {name: sum(values) / len(values) for name, values in rows.items()}
-    return means | {"e_rmse": means["e_rmse"] ** 0.5}
-
-
-@pytest.fixture
-def models(target, three_files, weights):
-    """The onto model, moved by hand."""
-
-    def moved(one, two):
-        model = exported_target(target, three_files["onto"])
-        difference = vector(weights["explaining"], weights["predicting"])
-        state = transfer(target.backbone.state_dict(), weights["onto"], difference, one, two)
-        model.backbone.load_state_dict(state)
-        return model
-
-    return moved
+def backbone(path):
+    return part(read_weights(path)[1], "backbone")
 
 
 def test_a_sweep_reads_every_image_once_and_changes_one_model_in_place(build, monkeypatch):
@@ -75,23 +50,21 @@ def test_a_sweep_reads_every_image_once_and_changes_one_model_in_place(build, mo
     labelled = []
     call = ShapleyLabels.__call__
     monkeypatch.setattr(ShapleyLabels, "__call__", lambda *a: labelled.extend(a[1]["index"].tolist()) or call(*a))
-    module = build(lambda_2=SWEEP)
-    backbone = [id(weight) for weight in module.model.target.backbone.parameters()]
+    module = build()
+    before = [id(weight) for weight in module.models.explainer.parameters()]
     validate(module, Images(**arguments))
     assert sets["val"].read == list(range(7)) == labelled and not sets["train"].read and not sets["test"].read
-    assert [id(weight) for weight in module.model.target.backbone.parameters()] == backbone
-    assert [row["lambda_2"] for row in module.sweep] == SWEEP
+    assert [id(weight) for weight in module.models.explainer.parameters()] == before
 
 
 @pytest.mark.slow
 def test_with_labels_on_disk_a_sweep_reads_every_row_once_and_no_image(build, tmp_path, monkeypatch):
     sets, arguments = marked_splits()
-    validate(build(lambda_2=[1.0]), Cached(Images(**arguments), str(tmp_path / "rows"), 4))
-    assert sets["val"].read == 2 * list(range(7))  # for the pixels, and for the labels
+    validate(build(lambda_2=1.0), Cached(Images(**arguments), str(tmp_path / "rows"), 4))
     sets["val"].read.clear()
     rows, own = [], StoredRows.__getitem__
     monkeypatch.setattr(StoredRows, "__getitem__", lambda self, index: rows.append(index) or own(self, index))
-    module, computed = build(lambda_2=SWEEP), build(lambda_2=SWEEP)
+    module, computed = build(), build()
     validate(module, Cached(Images(**arguments), str(tmp_path / "rows"), 4))
     assert rows == list(range(7)) and not sets["val"].read
     validate(computed)
@@ -99,98 +72,180 @@ def test_with_labels_on_disk_a_sweep_reads_every_row_once_and_no_image(build, tm
         assert row == pytest.approx(expected, abs=2e-3)  # the labels are kept in half precision
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_every_row_is_what_a_model_of_those_weights_measures(build, target, three_files, grid, models):
-    module = build(lambda_1=[1.0, 0.7], lambda_2=[0.0, 0.6, 1.3])
+def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build, tmp_path):
+    module = build(lambda_2=[0.4, 1.0], selection=Selection(tolerance=1, k=3))
+    sets, arguments = marked_splits()
+    own = validate(module, data := Images(**arguments))
+    chosen, scales = module.best, []
+    sets["val"].read.clear()
+    module.export(tmp_path)
+    scales.append(load_file(tmp_path / "scaled.safetensors")["head.patch_scale"])
+    own.test(module, data, verbose=False)
+    module.export(tmp_path)
+    scales.append(load_file(tmp_path / "scaled.safetensors")["head.patch_scale"])
+    assert sets["test"].read == list(range(5)) and not sets["val"].read and not sets["train"].read
+    assert module.best == chosen and torch.equal(*scales)
+    fresh = build(lambda_2=[0.4, 1.0])
+    validate(fresh, Images(val=lambda: Marked(5, seed=2), batch_size=5, num_workers=0))
+    rows = {(row["lambda_1"], row["lambda_2"]): row for row in fresh.sweep}
+    wanted = {"untouched": rows[UNCHANGED], "transferred": rows[chosen]}
+    expected = {f"test/{which}/{name}": value for which, row in wanted.items() for name, value in row.items()}
+    assert {n: value.item() for n, value in own.callback_metrics.items()} == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_where_nothing_is_better_a_test_measures_the_unchanged_model_once(build):
+    module = build(lambda_2=0)
+    own = validate(module, data := Images(**marked_splits()[1]))
+    own.test(module, data, verbose=False)
+    logged = {name.removeprefix("test/"): value.item() for name, value in own.callback_metrics.items()}
+    for name in ("accuracy", "e_rmse", "rank_correlation"):
+        assert logged[f"untouched/{name}"] == logged[f"transferred/{name}"]
+
+
+def test_the_best_factor_brings_attributions_nearest_to_the_reference(build):
+    module = build()
     validate(module)
-    images, labels = Marked(7, seed=1), LABELS(exported_target(target, three_files["onto"]), grid)
-    assert [(row["lambda_1"], row["lambda_2"]) for row in module.sweep] == [
-        (one, two) for one in (1.0, 0.7) for two in (0.0, 0.6, 1.3)
-    ]
-    for row in module.sweep:
-        expected = measured(models(row["lambda_1"], row["lambda_2"]), images, labels, grid)
-        assert {name: row[name] for name in MEASURED} == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    untouched = measured(exported_target(target, three_files["onto"]), images, labels, grid)
-    assert {name: module.sweep[0][name] for name in MEASURED} == pytest.approx(untouched, rel=1e-5, abs=1e-5)
-    assert len({row["e_rmse"] for row in module.sweep}) == 6
+    images = Marked(7, seed=1)[torch.arange(7)]
+    rows = module.sources[1](images)
+    with torch.no_grad():
+        attributions = module.models.load(UNCHANGED).predict_and_explain(images["image"])[1]
+    attributions = select_explained(attributions, rows)
+    factor = (attributions * rows["shapley"]).sum() / attributions.square().sum()
+    assert module.sweep[0]["best_factor"] == pytest.approx(factor.item(), rel=1e-4)
 
 
-def sweep(accuracies, values):
-    """A sweep of λ₂ = 0, 1, 2, ..., with these results."""
-    return [
-        {"accuracy": accuracy, "e_rmse": value, "iou": value, "rank_correlation": value}
-        for accuracy, value in zip(accuracies, values, strict=True)
-    ]
+def test_a_heatmap_is_of_the_best_model(build, images):
+    module = build().eval()
+    heatmaps = []
+    for module.best in (UNCHANGED, (1.0, 1.0), UNCHANGED):
+        heatmaps.append(module(images))
+    assert torch.equal(heatmaps[0], heatmaps[2]) and not torch.allclose(heatmaps[0], heatmaps[1], atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("select", "accuracies", "values", "best"),
-    [
-        ("e_rmse", [0.9, 0.9, 0.9, 0.9], [0.5, 0.4, 0.2, 0.3], 2),
-        ("iou", [0.9, 0.9, 0.9, 0.9], [0.5, 0.6, 0.2, 0.3], 1),
-        ("rank_correlation", [0.9, 0.9, 0.9, 0.9], [-0.5, 0.6, 0.2, 0.7], 3),
-        ("e_rmse", [0.9, 0.85, 0.7, 0.9], [0.5, 0.4, 0.2, 0.3], 3),
-        ("e_rmse", [0.9, 0.85, 0.7, 0.7], [0.5, 0.4, 0.2, 0.3], 1),
-        ("e_rmse", [0.9, 0.1, 0.1, 0.1], [0.5, 0.4, 0.2, 0.3], 0),
-        ("e_rmse", [0.1, 0.9, 0.9, 0.9], [0.5, 0.6, 0.4, 0.7], 2),
-        ("e_rmse", [0.9, 0.9, 0.9, 0.9], [0.5, 0.2, 0.2, 0.3], 1),
-        ("iou", [0.9, 0.9, 0.9, 0.9], [0.5, 0.5, 0.5, 0.5], 0),
-        ("e_rmse", [0.9, 0.9, 0.9, 0.9], [0.5, 0.6, 0.7, 0.8], 0),
-    ],
-)
-def test_the_best_is_the_best_of_those_that_predict_well_enough(select, accuracies, values, best):
-    rows = sweep(accuracies, values)
-    assert best_point(rows, 0.1, select) is rows[best]
-
-
-def test_the_tolerance_itself_is_allowed():
-    rows = sweep(torch.tensor([0.5, 0.48]).tolist(), [0.5, 0.4])
-    assert best_point(rows, 0.02, "e_rmse") is rows[1]
-
-
-def test_without_labels_the_predictions_are_kept():
-    rows = [
-        {"accuracy": math.nan, "kept": kept, "lambda_1": 1.0, "lambda_2": 1 - kept, "iou": 1 - kept}
-        for kept in (1.0, 0.99, 0.9)
-    ]
-    assert best_point(rows, 0.02, "iou") is rows[1]
-    assert summary(rows, rows[1], "iou").endswith("kept 1 → 0.99, iou 0 → 0.01")
-
-
-def test_images_without_a_label_do_not_count_in_the_accuracy_of_a_point(build):
-    module = build(lambda_2=[1.0], labels=partial(ShapleyLabels, budget=20, classes="predicted"))
-    batch = marked_splits()[0]["val"][torch.arange(7)]
-    module._measure(batch, module.points[:1])
-    known = module._metrics(module.points[0]).result()[0]["accuracy"]
-    unlabelled = {name: torch.cat([value, value]) for name, value in batch.items()}
-    unlabelled["label"] = torch.cat([batch["label"], torch.full((7,), -1)])
-    module._measure(unlabelled, module.points[:1])
-    assert module._metrics(module.points[0]).result()[0]["accuracy"] == pytest.approx(known) and known > 0
-
-
-def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, three_files, weights, models, images, tmp_path):
-    module = build(lambda_2=[0.7])
-    validate(module)
+def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, three_files, images, tmp_path):
+    module = build()
     module.best = (1.0, 0.7)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    path = module.export(folder)
-    difference = vector(weights["explaining"], weights["predicting"])
-    expected = transfer(target.backbone.state_dict(), weights["onto"], difference, 1.0, 0.7)
-    for saved, wanted in (
-        (part(load_file(path), "backbone"), expected),
-        (load_file(folder / "vector.safetensors"), difference),
-    ):
+    path = module.export(tmp_path)
+    weights = {role: backbone(file) for role, file in three_files.items()}
+    tau = vector(weights["explaining"], weights["predicting"])
+    expected = transfer(target.backbone.state_dict(), weights["onto"], tau, 1.0, 0.7)
+    for saved, wanted in ((backbone(path), expected), (load_file(tmp_path / "vector.safetensors"), tau)):
         assert saved.keys() == wanted.keys()
         assert all(saved[name].numpy().tobytes() == wanted[name].numpy().tobytes() for name in wanted)
-    assert torch.equal(exported_target(target, path)(images), models(1.0, 0.7)(images))
     identity = read_weights(path)[0]
-    hashes = {
-        f"{role}_sha256": weights_hash(exported_target(target, path).backbone) for role, path in three_files.items()
-    }
-    told = {"base_sha256": weights_hash(target.backbone), "lambda_1": 1.0, "lambda_2": 0.7, "alpha": "transferred"}
-    assert hashes | told == {key: identity[key] for key in hashes | told}
-    assert identity["target"]["backbone_sha256"] == weights_hash(models(1.0, 0.7).backbone)
-    of_vector = read_weights(folder / "vector.safetensors")[0]
-    assert of_vector["predicting"] == hashes["predicting_sha256"] and of_vector["base"] == weights_hash(target.backbone)
+    hashes = {role: read_weights(file)[0]["target"]["backbone_sha256"] for role, file in three_files.items()}
+    hashes["base"] = identity["base_sha256"]
+    assert {role: identity[f"{role}_sha256"] for role in hashes} == hashes
+    assert {role: read_weights(tmp_path / "vector.safetensors")[0][role] for role in hashes} == hashes
+    assert [identity[name] for name in ("lambda_1", "lambda_2", "alpha")] == [1.0, 0.7, "transferred"]
+    with torch.no_grad():
+        expected = exported_target(target, path)(images).argmax(-1)
+        assert torch.equal(module.models.load(module.best).logits(images).argmax(-1), expected)
+
+
+@pytest.mark.slow
+def test_a_sum_of_vectors_is_computed_measured_and_exported(build, target, grid, three_files, tmp_path):
+    """θ_base + λ₁ (θ_onto − θ_base) + λ₂ Σ_m r_m τ_m, with the base model as one source's predicting model."""
+    other = exported(target, grid, tmp_path / "second", alpha=0.8, seed=5, classes=4, turn=1)
+    sources = VectorSources([three_files["explaining"], other], [three_files["predicting"], None], [1.0, -0.5])
+    module = build(vector=sources, lambda_1=0.7, lambda_2=[0.0, 0.4])
+    metrics = validate(module).callback_metrics
+    assert "val/cosine_1" in metrics and "val/cosine_2" not in metrics  # without a predicting model
+    module.best = (0.7, 0.4)
+    found = backbone(module.export(tmp_path))
+    base, onto = target.backbone.state_dict(), backbone(three_files["onto"])
+    explaining, predicting, second = (
+        backbone(each) for each in (*sources.explaining[:1], sources.predicting[0], other)
+    )
+    for name, value in found.items():
+        tau = explaining[name] - predicting[name] - 0.5 * (second[name] - base[name])
+        expected = base[name] + 0.7 * (onto[name] - base[name]) + 0.4 * tau
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+    identity = read_weights(tmp_path / "model.safetensors")[0]
+    roles = ("base", "predicting_1", "explaining_1", "explaining_2", "onto")
+    assert len({identity[f"{role}_sha256"] for role in roles}) == 5 and "predicting_2_sha256" not in identity
+
+
+@pytest.mark.slow
+def test_the_curve_is_in_csv_rows_and_in_a_table_and_a_figure_of_wandb(build, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    csv = CSVLogger(tmp_path, "csv", version=0)
+    module = build(lambda_2=[1.0, 0.5])
+    validate(module, logger=[csv, wandb_logger("project", "name", str(tmp_path), offline=True)])
+    wandb.finish()
+    (media,) = tmp_path.glob("wandb/offline-run-*/files/media")
+    (table,), (figure,) = media.glob("table/sweep/points*.json"), media.glob("images/sweep/curves*.png")
+    logged, ordered = json.loads(table.read_text()), sorted(module.sweep, key=lambda row: row["lambda_2"])
+    rows = [row for row in csv_rows(tmp_path / "csv/version_0/metrics.csv") if row["sweep/lambda_2"]]
+    assert imread(figure).std() > 0 and [float(row["sweep/lambda_2"]) for row in rows] == [0, 0.5, 1]
+    for values, row, measured in zip(logged["data"], rows, ordered, strict=True):
+        point = dict(zip(logged["columns"], values, strict=True))
+        expected = {name: float(row[f"sweep/{name}"]) for name in point}
+        found = {name: math.nan if value is None else value for name, value in point.items()}
+        assert found == pytest.approx(expected, nan_ok=True)
+        assert {name: expected[name] for name in measured} == pytest.approx(measured, abs=1e-6)
+        assert point["chosen"] == (point["lambda_2"] == module.best[1])
+
+
+def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, three_files, monkeypatch):
+    base = target.backbone.state_dict()
+    expected = cosine(*(vector(backbone(three_files[role]), base) for role in ("predicting", "onto")))
+    for value, warned in ((-0.01, True), (0.01, False)):
+        monkeypatch.setattr(explainability_vector, "log", log := MagicMock())  # other tests configure loggers
+        module = build()
+        assert module.vector.cosines == pytest.approx({"cosine": expected})
+        module.vector = replace(module.vector, cosines={"cosine": value})
+        validate(module, limit_val_batches=1)
+        told = [call for call in log.warning.call_args_list if "the transfer may hurt" in call.args[0]]
+        assert len(told) == warned
+        assert module.trainer.callback_metrics["val/cosine"].item() == pytest.approx(value)
+
+
+def refused(build, told, **settings):
+    with pytest.raises(InputError, match=told) as error:
+        build(**settings)
+    return error.value.setting
+
+
+def test_swapped_and_transferred_files_are_refused_with_what_they_are(build, three_files, sources, tmp_path):
+    swapped = VectorSources(sources.predicting, sources.explaining)
+    assert refused(build, r"alpha=1 in .* swapped\?", vector=swapped) == "explaining"
+    given = replace(sources, predicting=sources.explaining)
+    assert refused(build, r"without attributions, got alpha=0\.8 in", vector=given) == "predicting"
+    assert refused(build, r"without attributions, got alpha=0\.8 in", onto=three_files["explaining"]) == "onto"
+    assert refused(build, "alpha=transferred in", onto=str(build().export(tmp_path))) == "onto"
+
+
+def test_a_model_of_another_kind_of_another_base_or_of_another_task_is_refused(
+    build, make_target, target, grid, sources, tmp_path
+):
+    resnet = exported(make_target("test_resnet"), PatchGrid(32, 32), tmp_path / "resnet", seed=1)
+    refused(build, "resnet/.* for 'backbone.cls_token', got nothing", onto=resnet)
+    other = exported(make_target(seed=1), grid, tmp_path / "other", seed=1)
+    refused(build, r"other/.* difference in base_sha256: \w{12} → \w{12}", vector=replace(sources, predicting=[other]))
+    for classes, told in ((3, "head_sha256"), (4, "num_classes")):
+        other = exported(target, grid, tmp_path / "task", alpha=0.8, seed=2, classes=classes, turn=1)
+        refused(build, f"task/.* difference in {told}", vector=replace(sources, explaining=[other]))
+    module = SelfExplaining(target, grid, sources.predicting[0])
+    module.target.classes = ["cat", "dog", "bird"]
+    other = str(module.export(tmp_path, alpha=0.8))
+    refused(build, "difference in classes", vector=replace(sources, explaining=[other]))
+
+
+def test_patches_are_read_as_the_sources_do_which_read_alike(build, target, grid, sources, tmp_path):
+    module = SelfExplaining(target, grid, sources.predicting[0])
+    module.target.head = module.target.head.read_as("difference", 0.3)
+    other = str(module.export(tmp_path, alpha=0.8))
+    head = build(vector=replace(sources, explaining=[other])).models.explainer.target.head
+    assert (head.reading, head.patch_scale.item()) == ("difference", pytest.approx(0.3))
+    both = [*sources.explaining, other]
+    refused(build, "difference in reading: difference → patch", vector=VectorSources(both))
+
+
+def test_nothing_to_compare_with_or_to_try_is_refused(build, sources):
+    refused(build, "labels.classes=all", labels=partial(ShapleyLabels, budget=20, classes="all"))
+    for settings in ({"lambda_2": []}, {"lambda_2": [math.nan]}, {"lambda_2": math.nan}, {"lambda_1": math.inf}):
+        refused(build, "expected finite numbers", **settings)
+    for changes in ({"predicting": [None, None]}, {"ratios": []}, {"ratios": [1.0, 2.0]}, {"explaining": []}):
+        assert refused(build, "lists of one length", vector=replace(sources, **changes)) == "explaining"
+    refused(build, "expected each of explaining once", vector=VectorSources(sources.explaining * 2))

@@ -113,7 +113,7 @@ def test_patches_of_siglip_are_attributed_without_a_head_of_its_own(asked, image
     target = image_tower("vit_base_patch16_siglip_224", num_classes=None, embed_dim=16, num_heads=2)
     weight = text_of(target, marked(), "tiny-map", "", images=6)
     assert asked == [("tiny-map", None)] and " % on 6 validation images" in capsys.readouterr().out
-    head = fix_projected_head(target, weight, True, 100.0, "patch", 1.0)
+    head = fix_projected_head(target, weight, 100.0)
     embeddings, patches = target.embed_with_patches(target.normalise(images))
     attributions = head.attributions(patches, embeddings)
     assert head.projection is None and head(embeddings).shape == (5, 3)
@@ -177,9 +177,9 @@ def test_a_clip_learns_to_predict_with_a_text_head(tmp_path, capsys):
         *(f"++target.model.{key}={value}" for key, value in model.items()),
         *("data=digits", "data.size.train=8", "data.size.val=8", "data.batch_size=4"),
         *("grid.image_size=32", "grid.patch_size=8", "module.alpha=1", "module.teacher=null", "cache=none"),
-        *("projection@module.projection=text", "module.projection.model=tiny-quickgelu", "module.scale=100"),
-        *("module.projection.pretrained=''", "trainer.max_epochs=1", "logger=csv", NO_PICTURES, *QUIET),
-        "data.domain=plain",
+        *("projection@module.head.projection=text", "module.head.projection.model=tiny-quickgelu"),
+        *("module.head.scale=100", "module.head.projection.pretrained=''", "data.domain=plain"),
+        *("trainer.max_epochs=1", "logger=csv", NO_PICTURES, *QUIET),
         folder=tmp_path,
     )
     assert " % on 8 validation images (chance 10 %)" in capsys.readouterr().out

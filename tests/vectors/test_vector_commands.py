@@ -22,12 +22,12 @@ class Repeated(Exception):
 
 
 def transfer(root, *own, name):
-    files = {"explaining": root / "source/model.safetensors", "onto": root / "predicting/model.safetensors"}
     return train(
         "experiment=demo/vector",
         *(*TINY, *MEASURED, f"cache_dir={root / 'cache'}"),
         *("data.size.test=4", "data.domain=small", "module.labels.budget=20"),
-        *(f"module.{role}={file}" for role, file in files.items()),
+        f"module.vector.explaining=[{root / 'source/model.safetensors'}]",
+        f"module.onto={root / 'predicting/model.safetensors'}",
         *own,
         folder=root / name,
     )
@@ -40,12 +40,11 @@ def runs(tmp_path_factory):
     cache = f"cache_dir={root / 'cache'}"
     onto = root / "predicting/model.safetensors"
     fast = (*TINY, *FAST, *MEASURED, cache)
-    pairs = "module.labels.pairs=2"
+    pairs = "module.loss.pairs=2"
     train("experiment=demo/source", *fast, pairs, "data.without=small", folder=root / "source")
     train("experiment=demo/predicting", *fast, "data.domain=small", folder=root / "predicting")
-    learns = (pairs, "data.domain=small", f"module.weights={onto}")
-    own_domain = ("data.without=null", "module.teacher=${module.weights}")
-    train("experiment=demo/source", *fast, *learns, *own_domain, folder=root / "explaining")
+    learns = (pairs, "data.domain=small", "data.without=null", f"explainer.weights={onto}")
+    train("experiment=demo/source", *fast, *learns, folder=root / "explaining")
     transfer(root, name="vector")
     return root
 
