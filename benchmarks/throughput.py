@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks.explain import METHODS, build, choose_device, device_name, wait
 from benchmarks.fake_steps import compose_config
+from explainers.learned.sources import complete
 from explainers.running.defaults import fastest_precision
-from explainers.training.sources import complete
 
 CASES = {"light": "TVE with the light network", "anyhead": "AnyHead"}
 EXPERIMENTS = ("tve_vitb", "anyhead_vitb")

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 from datamodules.images import Images
 from explainers.anyhead import AnyHead, CoalitionTeacher
 from explainers.anyhead.network import AnyHeadNetwork
+from explainers.learned.trunk import at_patches
 from explainers.shapley import Shapley, ShapleyLabels, ShapleyLoss
 from explainers.training import ExplainerTraining
-from explainers.training.trunk import at_patches
 from explainers.tve import TVE, TVELoss
 from explainers.tve.tve import LightNetwork
 from explainers.vectors import ExplainabilityVector, Selection, VectorSources

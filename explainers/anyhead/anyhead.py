@@ -8,13 +8,13 @@ from torch import Tensor
 
 from explainers.anyhead.network import AnyHeadNetwork
 from explainers.errors import check_positive, check_range
+from explainers.learned.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
+from explainers.learned.sources import Features, Loss
+from explainers.learned.trunk import Decomposition, at_patches
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.functionals import choose_temperature, head_functionals
 from explainers.models.inputs import Functionals, resolve_functionals, validate_classes
-from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
-from explainers.training.sources import Features, Loss
-from explainers.training.trunk import Decomposition, at_patches
 from explainers.transformer.path_flow import count_patches, prefer_sums, read_paths, sum_paths
 from explainers.transformer.recording import Record
 from explainers.transformer.stage_paths import StageRecord

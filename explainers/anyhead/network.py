@@ -8,9 +8,9 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from explainers.errors import check_positive, checks_choices
+from explainers.learned.trunk import small_linear
 from explainers.masking import PatchGrid, on_grid
 from explainers.models import TargetModel
-from explainers.training.trunk import small_linear
 from explainers.transformer.direct_paths import check_direct
 from explainers.transformer.path_flow import Paths, check_flow
 from explainers.transformer.stage_paths import check_stage_paths

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from explainers.anyhead.functionals import Functionals, random_functionals
 from explainers.errors import InputError, check_positive, checks_choices
+from explainers.learned.sources import MeanLoss
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows
 from explainers.posthoc import build
 from explainers.runtime.sampling import stream
 from explainers.saved.identity import Identity, recipe
-from explainers.training.sources import MeanLoss
 
 
 def attribution_loss(vectors: Tensor, functionals: Tensor, attributions: Tensor) -> Tensor:

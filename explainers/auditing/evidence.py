@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError
+from explainers.learned.trunk import Decomposition, decompose_all
 from explainers.models import TargetModel
 from explainers.models.functionals import choose_temperature, head_functionals
 from explainers.models.scores import check_probabilities
-from explainers.training.trunk import Decomposition, decompose_all
 
 
 @dataclass(frozen=True)

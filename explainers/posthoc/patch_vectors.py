@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError, UnsupportedModel
+from explainers.learned.trunk import Decomposition, at_patches
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.white_box import FunctionalMethod, Output
-from explainers.training.trunk import Decomposition, at_patches
 from explainers.transformer.blocks import find_blocks, layer_index
 from explainers.transformer.direct_paths import check_direct, record_direct
 from explainers.transformer.path_flow import check_flow, count_patches, read_paths, record_flow, sum_paths

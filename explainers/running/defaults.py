@@ -11,11 +11,11 @@ from hydra.utils import instantiate
 from torch import nn
 
 from explainers.errors import InputError
+from explainers.learned.trunk import default_blocks, space_blocks
 from explainers.models import TargetModel
 from explainers.models.fetching import is_in_timm, similar_targets
 from explainers.models.heads import NoHead
 from explainers.models.removal import supports_drop
-from explainers.training.trunk import default_blocks, space_blocks
 from explainers.transformer.direct_paths import default_direct
 from explainers.transformer.stage_paths import default_stages
 

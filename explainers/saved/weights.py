@@ -18,6 +18,9 @@ from explainers.errors import InputError, fits
 from explainers.saved.files import atomic
 from explainers.saved.identity import Identity, first_difference
 
+State = Mapping[str, Tensor]
+"""A state dict: name → tensor."""
+
 
 def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[str, Any] | None = None) -> Path:
     """Write weights as `save_tensors` does; raises an InputError if one is not finite."""
@@ -263,3 +266,30 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: str |
             f"expected {path} to be trained for the model and the settings of this run, got a difference in"
             f" {difference}: use the model and settings of the file, or train again"
         )
+
+
+def part(state: State, name: str) -> dict[str, Tensor]:
+    """Return the entries of the submodule `name`, without the prefix `name.` of their keys.
+
+    >>> part({"head.weight": 1, "backbone.weight": 2}, "head")
+    {'weight': 1}
+    """
+    return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+
+
+def check_alike(first: State, second: State, where: str = "") -> None:
+    """Raise an InputError unless two state dicts have the same names and shapes; it names the first that differs.
+
+    Args:
+        first: a state dict.
+        second: the state dict to compare with it.
+        where: name of the file that one of them comes from, for the message.
+    """
+    for name in [*first, *second]:
+        shapes = [tuple(state[name].shape) if name in state else None for state in (first, second)]
+        if shapes[0] != shapes[1]:
+            both = " and ".join("nothing" if shape is None else str(list(shape)) for shape in shapes)
+            raise InputError(
+                f"{where}{': ' if where else ''}expected weights of one architecture, got {both} for {name}: take"
+                " models of one kind"
+            )

@@ -10,10 +10,10 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive
+from explainers.learned.trunk import Trunk, small_linear
 from explainers.masking import PatchGrid, on_grid
 from explainers.models import TargetModel
 from explainers.models.inputs import zero_to_one
-from explainers.training.trunk import Trunk, small_linear
 
 
 class LightShapleyNetwork(Trunk):

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from explainers.errors import check_positive, checks_choices
+from explainers.learned.network_explainer import NetworkBuilder, NetworkExplainer
+from explainers.learned.sources import MeanLoss, network_inputs
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.fetching import load_target
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
-from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer
-from explainers.training.sources import MeanLoss, network_inputs
 
 
 def make_efficient(phi: Tensor, null: Tensor, grand: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""Learned explainers and what their trainings share: optimisation, random crops, frozen parts, checkpoints."""
+"""What trainings share: optimisation, random crops, frozen parts, checkpoints."""
 
 from typing import TYPE_CHECKING
 
 from explainers import import_at_use
-from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import warmup_cosine, warmup_linear
 
 if TYPE_CHECKING:
@@ -13,4 +12,4 @@ if TYPE_CHECKING:
 __getattr__ = import_at_use(__name__, "classifier", "training_module")
 """LightningModules are imported at first use, because explaining images does without Lightning."""
 
-__all__ = ["Classifier", "ExplainerTraining", "NetworkExplainer", "TrainingModule", "warmup_cosine", "warmup_linear"]
+__all__ = ["Classifier", "ExplainerTraining", "TrainingModule", "warmup_cosine", "warmup_linear"]

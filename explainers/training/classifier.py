@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
+from explainers.learned.sources import Features, Source, complete
 from explainers.metrics.means import Mean, Ratios
 from explainers.models import TargetModel
 from explainers.models.fetching import save_target
 from explainers.models.heads import save_head
 from explainers.models.inputs import check_labels
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.sources import Features, Source, complete
 from explainers.training.training_module import TrainingModule
 
 

@@ -14,14 +14,13 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from explainers.errors import InputError
+from explainers.learned.network_explainer import NetworkExplainer, gather_processes
+from explainers.learned.sources import Loss, Source, complete
 from explainers.metrics.means import Ratios
 from explainers.runtime.sampling import stream, uniform
 from explainers.saved.identity import Identity, weights_hash
-from explainers.saved.weights import check_finite, check_identity, first_not_finite
-from explainers.training.network_explainer import NetworkExplainer, gather_processes
+from explainers.saved.weights import check_alike, check_finite, check_identity, first_not_finite, part
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.sources import Loss, Source, complete
-from explainers.training.state_dicts import check_alike, part
 
 
 def random_resized_crop(images: Tensor, index: Tensor, seed: int, min_scale: float = 0.2) -> Tensor:

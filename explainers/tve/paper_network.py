@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import check_range
+from explainers.learned.trunk import at_patches
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import zero_to_one
 from explainers.saved.files import is_first_process
-from explainers.training.trunk import at_patches
 from explainers.tve.masked_autoencoder import MaskedAutoencoder, read_mae
 
 

@@ -8,15 +8,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.errors import InputError, check_positive, check_range, checks_choices
+from explainers.learned.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
+from explainers.learned.sources import MeanLoss, network_inputs
+from explainers.learned.trunk import Trunk, small_linear
 from explainers.masking import PatchGrid, check_hops, masked_forward, neighbourhoods
 from explainers.models import TargetModel
 from explainers.models.scores import Score as Outputs
 from explainers.models.scores import check_probabilities, log_probabilities
 from explainers.runtime.sampling import random_patches, stream, uniform
 from explainers.saved.identity import Identity, recipe
-from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, gather_processes
-from explainers.training.sources import MeanLoss, network_inputs
-from explainers.training.trunk import Trunk, small_linear
 from explainers.tve.paper_network import PaperNetwork
 
 Score = Literal["log_probability", "logit"]

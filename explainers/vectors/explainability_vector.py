@@ -13,13 +13,13 @@ from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor
 
 from explainers.errors import InputError, check_range, checks_choices
+from explainers.learned.sources import Pixels, complete
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import Agreement
 from explainers.models import TargetModel
 from explainers.posthoc import build
 from explainers.saved.identity import Identity, recipe, weights_hash
 from explainers.saved.weights import save_weights
-from explainers.training.sources import Pixels, complete
 from explainers.vectors.lambda_sweep import UNCHANGED, LambdaSweep, Row, best_point, curvature, summary, sweep_points
 from explainers.vectors.model_files import TRANSFERRED, exported_target
 from explainers.vectors.projections import some_images

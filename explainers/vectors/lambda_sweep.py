@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
 from explainers.metrics.means import Accuracy, Mean
-from explainers.saved.weights import is_finite
-from explainers.training.state_dicts import State
+from explainers.saved.weights import State, is_finite
 from explainers.vectors.fixed_head import select_explained
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import restoration, transfer

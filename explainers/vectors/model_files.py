@@ -13,8 +13,15 @@ from explainers.models import TargetModel
 from explainers.models.heads import COSINES, check_count
 from explainers.models.scores import Score
 from explainers.saved.identity import Identity
-from explainers.saved.weights import check_forms, check_identity, check_keys, describe_tensors, read_weights
-from explainers.training.state_dicts import State, part
+from explainers.saved.weights import (
+    State,
+    check_forms,
+    check_identity,
+    check_keys,
+    describe_tensors,
+    part,
+    read_weights,
+)
 from explainers.vectors.fixed_head import READING, FixedHead, check_reading
 
 TRANSFERRED = "transferred"

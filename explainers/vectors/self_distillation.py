@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError
+from explainers.learned.network_explainer import gather_processes
+from explainers.learned.sources import Features, Pixels, complete
 from explainers.metrics.means import Mean, Metric, Ratios
-from explainers.training.network_explainer import gather_processes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.sources import Features, Pixels, complete
 from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import embed_as_read
 from explainers.vectors.self_explaining import HeadBuilder, LabelBuilder, SelfExplaining, fix_head, learn_last_blocks

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from explainers.errors import InputError, check_positive, check_range, checks_choices
+from explainers.learned.sources import Pixels, Source, complete
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation
 from explainers.metrics.means import Mean, Ratios
@@ -21,7 +22,6 @@ from explainers.models.names import match_classes
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.sources import Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.transformer.blocks import find_blocks
 from explainers.vectors.fixed_head import (

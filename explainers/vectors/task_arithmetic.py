@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from explainers.training.state_dicts import State, check_alike
+from explainers.saved.weights import State, check_alike
 
 FLATTEST = 1e-6
 

@@ -23,9 +23,8 @@ from explainers.saved.identity import (
     sketch_weights,
     weights_hash,
 )
-from explainers.saved.weights import check_forms, check_identity, quote, read_header, read_weights, save_weights
+from explainers.saved.weights import State, check_forms, check_identity, quote, read_header, read_weights, save_weights
 from explainers.share.catalogue import VECTOR, VECTOR_COMMANDS, Catalogue, list_shipped, shipped
-from explainers.training.state_dicts import State
 from explainers.vectors.fixed_head import READING, check_reading
 from explainers.vectors.model_files import TRANSFERRED, SavedModel, read_model
 from explainers.vectors.task_arithmetic import combine, cosine, keep_largest, select_learned, vector

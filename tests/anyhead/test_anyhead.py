@@ -11,9 +11,9 @@ from toys import VECTORS, batch_of, equal, fit, state, step, training
 
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher, anyhead
 from explainers.errors import InputError
+from explainers.learned.sources import complete
 from explainers.models.functionals import class_rows
 from explainers.models.heads import DistilledHead
-from explainers.training.sources import complete
 from explainers.transformer.path_flow import sum_paths
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex

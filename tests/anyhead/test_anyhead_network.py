@@ -7,7 +7,7 @@ import torch
 
 from explainers.anyhead.network import AnyHeadNetwork
 from explainers.errors import InputError
-from explainers.training.sources import Features
+from explainers.learned.sources import Features
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 TARGETS = {

@@ -9,7 +9,7 @@ from toys import VECTORS, batch_of, fit, step, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
-from explainers.training.sources import complete
+from explainers.learned.sources import complete
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 

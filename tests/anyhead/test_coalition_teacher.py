@@ -14,6 +14,7 @@ from toys import batch_of, distance, game, members
 from explainers.anyhead import CoalitionTeacher
 from explainers.anyhead.coalition_teacher import RANKED_BY, coalition_errors, coalition_sums
 from explainers.errors import InputError
+from explainers.learned.sources import Features, complete
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.functionals import score_functionals
@@ -22,7 +23,6 @@ from explainers.refinement.coalitions import region_coalitions
 from explainers.runtime.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.shapley import make_efficient
-from explainers.training.sources import Features, complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
 CLASSES = torch.tensor([0, 2, 1, 1, 0])

@@ -13,10 +13,10 @@ from explainers.anyhead import AnyHead, CoalitionTeacher
 from explainers.anyhead.coalition_teacher import RANKED_BY
 from explainers.anyhead.functionals import FunctionalSampler, build_vocabulary, nearest_others
 from explainers.errors import InputError
+from explainers.learned.sources import Features, complete
 from explainers.posthoc import build
 from explainers.runtime.sampling import stream
 from explainers.text import TextHead
-from explainers.training.sources import Features, complete
 
 WORDS = ["cat", "dog", "car", "tree", "a red house"]
 PROJECTION = torch.randn(8, 24, generator=torch.Generator().manual_seed(3))

@@ -20,7 +20,7 @@ from datamodules.images import Images
 from datamodules.store import Store
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
-from explainers.training.sources import Features
+from explainers.learned.sources import Features
 from explainers.tve import TVE, TVELoss
 from explainers.tve.tve import LightNetwork
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError, UnsupportedModel
+from explainers.learned.trunk import default_blocks
 from explainers.masking import PatchGrid
 from explainers.models import as_target
-from explainers.training.trunk import default_blocks
 from explainers.tve import TVE, LightNetwork
 
 STATED = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25), "image_size": 32}

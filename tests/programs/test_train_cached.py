@@ -10,7 +10,7 @@ from fork_server import fork, join
 from forks import ask_no_gpu
 
 from datamodules.store import Store
-from explainers.training.sources import Features
+from explainers.learned.sources import Features
 from explainers.tve import TVELoss
 
 CACHED = ("data=digits", "cache=sources", "module.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)

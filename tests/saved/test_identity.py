@@ -19,13 +19,13 @@ from toys import PAPER
 import explainers
 from explainers import anyhead, shapley, tve
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
+from explainers.learned.network_explainer import WEIGHTS
+from explainers.learned.sources import Features, Pixels, Source
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.saved.identity import WITHOUT_EFFECT, architecture_hash, recipe, weights_hash
 from explainers.shapley import Shapley, ShapleyLabels, ShapleyLoss
 from explainers.shapley.coalition_values import CoalitionValues
-from explainers.training.network_explainer import WEIGHTS
-from explainers.training.sources import Features, Pixels, Source
 from explainers.tve import TVE, Oracle, TVELoss
 from explainers.vectors.explainability_vector import MethodLabels
 

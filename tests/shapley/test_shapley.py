@@ -5,12 +5,12 @@ import references
 import torch
 from toys import batch_of, game, look_up, training
 
+from explainers.learned.sources import complete
 from explainers.masking import PatchGrid
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.shapley.shapley import Shapley, ShapleyLoss, make_efficient, shapley_loss
-from explainers.training.sources import complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
 FOUR = partial(ShapleyLoss, coalitions=4)

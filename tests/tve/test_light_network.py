@@ -2,7 +2,7 @@ import pytest
 import torch
 from references import neighbourhood, pooled
 
-from explainers.training.trunk import on_grid
+from explainers.learned.trunk import on_grid
 from explainers.tve.tve import LightNetwork
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}

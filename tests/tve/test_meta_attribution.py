@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from toys import batch_of
 
-from explainers.training.sources import Features
+from explainers.learned.sources import Features
 from explainers.tve.oracle import Oracle
 from explainers.tve.tve import TVELoss, transfer
 

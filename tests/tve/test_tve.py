@@ -9,7 +9,7 @@ from torch import nn
 from toys import LIGHT, Given, Perfect, Small, batch_of, equal, fit, state, step, training
 
 from explainers.errors import InputError
-from explainers.training.sources import complete
+from explainers.learned.sources import complete
 from explainers.tve.oracle import Oracle
 from explainers.tve.tve import TVE, TVELoss
 

@@ -20,9 +20,8 @@ from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.running.loggers import wandb_logger
-from explainers.saved.weights import read_weights
+from explainers.saved.weights import part, read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.training.state_dicts import part
 from explainers.vectors import Selection, SelfExplaining, VectorSources, explainability_vector
 from explainers.vectors.fixed_head import select_explained
 from explainers.vectors.lambda_sweep import UNCHANGED

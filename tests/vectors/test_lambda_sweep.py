@@ -13,9 +13,8 @@ from toys import Marked, Unlabelled, validate, vector_module
 
 from datamodules.images import Images
 from explainers.posthoc import build as build_method
-from explainers.saved.weights import read_weights
+from explainers.saved.weights import part, read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.training.state_dicts import part
 from explainers.vectors.explainability_vector import MethodLabels, Selection
 from explainers.vectors.lambda_sweep import best_point, curvature, summary
 from explainers.vectors.model_files import exported_target

@@ -16,12 +16,12 @@ from toys import SILENT, Marked, equal, exported, state
 from datamodules.cached import Cached
 from datamodules.images import Images
 from explainers.errors import InputError
+from explainers.learned.sources import Pixels
 from explainers.models import TargetModel
 from explainers.models.fetching import save_target
 from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights, save_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.training.sources import Pixels
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.projections import simplex, simplex_of

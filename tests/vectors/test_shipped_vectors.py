@@ -16,9 +16,8 @@ from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.heads import ProjectedHead
-from explainers.saved.weights import read_header, read_tensors, read_weights, save_tensors
+from explainers.saved.weights import part, read_header, read_tensors, read_weights, save_tensors
 from explainers.share import catalogue
-from explainers.training.state_dicts import part
 from explainers.vectors import VectorSources, adding, available
 from explainers.vectors.explainability_vector import MethodLabels
 from explainers.vectors.fixed_head import FixedHead, embed_as_read

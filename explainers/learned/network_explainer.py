@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, distributed, nn
 
 from explainers.errors import InputError
+from explainers.learned.sources import Source
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import validate_classes
 from explainers.saved.identity import Identity, is_rounded_copy, recipe, sketch_weights
 from explainers.saved.weights import check_forms, check_identity, describe_tensors, read_weights, save_weights
 from explainers.share import Pretrained
-from explainers.training.sources import Source
 
 NetworkBuilder = Callable[[TargetModel, PatchGrid], Any]
 
