@@ -2,6 +2,8 @@
 
 from __future__ import annotations  # so that Lightning is imported by what measures, after the command was checked
 
+import platform
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +25,16 @@ from explainers.saved.files import atomic, file_name, is_first_process
 if TYPE_CHECKING:
     from lightning import Trainer
 
-    from explainers.results.file import ResultsFile
+    from explainers.report.results import Row
 
 CONFIGS = Path(__file__).parent / "configs"
 
 
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
-    from explainers.results.file import ResultsFile
+    from explainers.report.results import join_rows
+    from explainers.running.rows import hash_files, list_rows
+    from explainers.saved.records import devices, versions
 
     check_settings(cfg, seed=int, fresh=bool, overlays=bool, differences=str)
     instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
@@ -39,20 +43,39 @@ def evaluate(cfg: DictConfig) -> None:
         for images in data.values():
             images.setup("test")  # missing images of the last task are reported before the first task is measured
             check_image_count(cfg.trainer, images, "test")
+    config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
-    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    file = ResultsFile(run_dir() / "results.json", resolved, fingerprints, cfg.fresh, count_all_processes(cfg.trainer))
+    hashes = hash_files(config)
+    rows = list_rows(run_dir(), config, fingerprints, hashes, count_all_processes(cfg.trainer))
+    missing = {task: [row for row in own if cfg.fresh or not row.path.exists()] for task, own in rows.items()}
     if launch(cfg.trainer):
         return
     start_record(cfg, run_dir(), may_differ=True)
-    file.print_changes()
+    run = {"command": sys.argv, "python": platform.python_version(), "packages": versions(), "devices": devices()}
+    for task in rows:
+        announce_rows(task, rows[task], missing[task])
     for task, images in data.items():
-        names = file.missing(task)
-        if names is not None:
-            measure(cfg, task, names, images, file)
+        if missing[task] or not rows[task]:
+            measure(cfg, task, missing[task], images, run)
         elif cfg.pictures and not isinstance(cfg.pictures.classes, int):
             print(f"{task}: pictures of the earlier command stay (fresh=true explains pictures.classes)")
+    if rows and is_first_process():
+        described = {"config": config, "files": hashes, "data": fingerprints}
+        join_rows(run_dir() / "results.json", [row for own in rows.values() for row in own], **described)
     publish(cfg)
+
+
+def announce_rows(task: str, rows: list[Row], missing: list[Row]) -> None:
+    """Print which explainers of a task are not measured again, and why others are."""
+    if not is_first_process():
+        return
+    found = [row.explainer for row in rows if row not in missing]
+    if found:
+        print(f"{task}: not measured again: {', '.join(found)}; their files are there (fresh=true measures all)")
+    changes = {row.explainer: row.find_change() for row in missing if not row.path.exists()}
+    for name, change in changes.items():
+        if change:
+            print(f"{name} on {task}: measured again, its settings differ: {change}")
 
 
 def check(cfg: DictConfig) -> None:
@@ -82,34 +105,33 @@ def check_methods(methods: Any) -> None:
             raise InputError(f"expected a method of explainers.posthoc, got {name}: {suggest_names(name, known)}")
 
 
-def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: ResultsFile) -> None:
-    """Measure the named explainers on the images of a task, and write the numbers to the file of results."""
+def measure(cfg: DictConfig, task: str, rows: list[Row], images: Any, run: dict[str, Any]) -> None:
+    """Measure rows on the images of their task, and write each to its file with a record of this command."""
     from lightning import seed_everything
 
-    from explainers.evaluation import EvaluationModule
     from explainers.models.names import match_classes
-    from explainers.results.file import row_keys
     from explainers.running.resumption import ResumeTest
     from explainers.running.trainer import CheckSharedFolder, LabelsAsLogits, build_all, build_trainer
 
-    seed_everything(cfg.seed, workers=True, verbose=False)  # each task starts with the same seed
-    evaluation = build(cfg, cfg.tasks[task], names)
-    if isinstance(evaluation, EvaluationModule) and not names:
+    if not rows:
         raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
+    seed_everything(cfg.seed, workers=True, verbose=False)  # each task starts with the same seed
+    evaluation = build(cfg, cfg.tasks[task], [row.explainer for row in rows])
     labels = LabelsAsLogits(match_classes(images.class_names("test"), evaluation.target))
     announce(task, images.size("test"), evaluation)
-    unfinished = ResumeTest(run_dir() / "unfinished", task, file.key(task))
+    keys = {row.explainer: row.key for row in rows}
+    unfinished = ResumeTest(run_dir() / "unfinished", task, ",".join(keys.values()))
     if cfg.fresh:
         unfinished.remove()
-    settings = row_keys(file.settings[task])
-    pictures = [instantiate(cfg.pictures, name=task, settings=settings)] if cfg.pictures else []
+    pictures = [instantiate(cfg.pictures, name=task, settings=keys)] if cfg.pictures else []
     progress = [instantiate(cfg.progress, name=task)] if cfg.progress else []
     callbacks = [CheckSharedFolder(run_dir()), labels, *pictures, *progress, unfinished]
     trainer = build_trainer(cfg.trainer, callbacks=callbacks, logger=build_all(cfg.get("logger")))
     trainer.test(evaluation, images, verbose=False)
     if hasattr(images, "dataset"):  # FFCV has none
         print_corrupt(task, images.dataset("test"), trainer)
-    file.add(task, evaluation)
+    for row in rows:
+        row.write(evaluation, run)
     unfinished.remove()
 
 
@@ -137,7 +159,7 @@ def build_named(group: str, name: str, node: DictConfig | None, **given: Any) ->
 
 def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
     """Build the evaluation of a task, with the task's target, the named explainers and the reference."""
-    target = instantiate(cfg.target, **(settings.get("target") or {}))
+    target = instantiate(cfg.target, **(settings.get("target") or {})).eval()  # explainers copy one in training mode
     nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
     wanted = {*names, cfg.evaluation.get("reference")}
     explainers = {
@@ -146,8 +168,7 @@ def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
         if name in wanted
     }
     explainers |= posthoc.build_all(cfg.methods, target, instantiate(cfg.grid), wanted)
-    only = {"measured": names} if explainers.keys() - set(names) else {}
-    return instantiate(cfg.evaluation)(target=target, explainers=explainers, **only)
+    return instantiate(cfg.measurement)(target, explainers, instantiate(cfg.evaluation), names)
 
 
 def announce(task: str, images: int, evaluation: Any) -> None:

@@ -8,6 +8,7 @@ import types
 from typing import Literal, Union, get_args, get_origin
 
 import pytest
+from explainers.results.file import list_explainers
 
 import benchmarks.papers
 import datamodules
@@ -36,8 +37,7 @@ from explainers.models.mapping import Inputs
 from explainers.models.scores import log_odds, log_probabilities, scale_logits
 from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import label_methods
-from explainers.results.file import list_explainers
-from explainers.results.reading import read_results
+from explainers.report.results import read_results
 from explainers.runtime.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss

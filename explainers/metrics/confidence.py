@@ -1,7 +1,5 @@
 """What is left of the confidence p, the probability of the explained class: ROAD, average drop and increase, ARCC."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,8 +8,6 @@ from explainers.masking import select_most_important
 from explainers.metrics.means import MeanOfImages
 from explainers.metrics.perturbation import importance_order
 from explainers.models.inputs import WHITE
-
-Confidence = Literal["road", "average_drop", "average_increase", "arcc"]
 
 
 def road_masks(scores: Tensor, index: Tensor) -> Tensor:

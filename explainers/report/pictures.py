@@ -33,7 +33,7 @@ class Pictures(Callback):
         images: number of images, evenly spaced in the test set; `None` takes all.
         classes: number of explained classes of each image: that of the metrics, then the most likely others. Or the
             explained classes, by name or index, the same of all images.
-        settings: explainer → hash of what its heatmaps depend on, see `row_keys`; written to the file.
+        settings: explainer → hash of what its heatmaps depend on, the `key` of its `Row`; written to the file.
     """
 
     def __init__(

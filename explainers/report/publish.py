@@ -14,9 +14,8 @@ from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.report.labels import make_title
 from explainers.report.overlays import draw_annotated, to_pillow
 from explainers.report.pictures import find_stale_heatmaps, picture_file, read_pictures
+from explainers.report.results import Results, load, read_columns, read_results, read_scores
 from explainers.report.tables import Reference, format_tables
-from explainers.results.file import row_keys
-from explainers.results.reading import Results, load, read_columns, read_results, read_scores
 from explainers.saved.files import atomic, file_name, write_atomically
 
 DRAWN = 6  # number of images of a task in its PNG file
@@ -98,7 +97,7 @@ def _select_pictures(file: str | Path, path: Path, task: str, explainers: list[s
 
     There are such heatmaps after numbers were measured again without pictures.
     """
-    stale = find_stale_heatmaps(path, row_keys(load(file).get("settings", {}).get(task, {})))
+    stale = find_stale_heatmaps(path, load(file).get("rows", {}).get(task, {}))
     left_out = [name for name in explainers if name in stale]
     if left_out:
         print(f"{task}: heatmaps of earlier settings are left out: {', '.join(left_out)} (fresh=true makes new ones)")

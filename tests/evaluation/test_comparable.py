@@ -16,8 +16,8 @@ from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.masking import PatchGrid
 from explainers.posthoc.baselines import Chance
+from explainers.report.results import read_columns, read_results
 from explainers.report.tables import rows
-from explainers.results.reading import read_columns, read_results
 
 COUNTS = {
     "target": lambda target, grid: other_weights(target),

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 from commands import NO_FIGURES, QUIET, draw_images, evaluate, train
+from explainers.results.file import ResultsFile
 from test_errors import error
 
 import eval as evaluation
-from explainers.results.file import ResultsFile
 
 FOLDER = ("target=tiny", "data=folder", "data.num_workers=0", "data.batch_size=4", "logger=csv", *QUIET)
 HEAD = ("experiment=linear_head", *FOLDER, "cache=none")

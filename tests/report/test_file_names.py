@@ -10,8 +10,8 @@ from PIL import Image
 from explainers.errors import InputError
 from explainers.report.pictures import Pictures, picture_file, write_pictures
 from explainers.report.publish import publish
+from explainers.report.results import load
 from explainers.report.tables import latex, markdown, rows
-from explainers.results.reading import load
 from explainers.running.resumption import ResumeTest
 from explainers.saved.files import file_name
 

@@ -4,10 +4,10 @@ import hashlib
 import json
 
 import pytest
+from explainers.results.file import ResultsFile
 
 from explainers.errors import InputError
-from explainers.results.file import ResultsFile
-from explainers.results.reading import read_columns, read_results
+from explainers.report.results import read_columns, read_results
 
 CONFIG = {
     "seed": 0,

@@ -2,10 +2,10 @@ import json
 
 import pytest
 import torch
+from explainers.results.file import ResultsFile
 
 from explainers.errors import InputError
-from explainers.results.file import ResultsFile
-from explainers.results.reading import ImageScores, load_scores, read_scores, scores_file, write_scores
+from explainers.report.results import ImageScores, load_scores, read_scores, scores_file, write_scores
 
 CONFIG = {"explainers": {"tve": None, "chance": None}, "tasks": {"odd": {}, "loop": {}}, "target": "t"}
 DATA = {"odd": {"images": 3}, "loop": {"images": 2}}

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 from commands import composed
+from explainers.results.file import BATCHES, NOT_MEASURED, list_explainers, list_settings
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.results.file import BATCHES, NOT_MEASURED, list_explainers, list_settings
 from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (
