@@ -11,7 +11,7 @@ from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metric
 from explainers.metrics.cost import NUMBERS, Cost, ExplainerStatistics, Passes
 from explainers.metrics.curves import Curve
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
-from explainers.metrics.means import Accuracy
+from explainers.metrics.means import Accuracy, MeanOfValues
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 
 Order = Literal["patches", "pixels", "saliency"]
@@ -78,7 +78,7 @@ class Evaluation:
         titles: dict[str, str] = {}
         for position, removal in enumerate(self.removals if self.curves else ()):
             titles |= curve_columns(self.curves, removal if position else "")
-        titles |= {name: PROBES[name].metric.column for name in self.probes}
+        titles |= {name: PROBES[name].column for name in self.probes}
         titles |= {key: title for name in self.localization for key, title in LOCALIZATIONS[name].columns.items()}
         agreement = {name: AGREEMENTS[name].column.format(k=self.k) for name in self.agreement}
         titles |= {"accuracy": Accuracy.column} | agreement
@@ -91,7 +91,7 @@ class Evaluation:
             f"curves_{removal}": PerturbationCurves(*of_sweep, removal if position else "", self.until)
             for position, removal in enumerate(self.removals if self.curves else ())
         }
-        probes: dict[str, Any] = {name: PROBES[name].metric() for name in self.probes}
+        probes: dict[str, Any] = {name: MeanOfValues() for name in self.probes}
         others = {"localization": Localization(self.localization), "accuracy": Accuracy()}
         others |= {"numbers": ExplainerStatistics()}
         agreement: dict[str, Any] = {name: agreement_metrics(self.k)[name] for name in self.agreement}

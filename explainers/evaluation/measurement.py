@@ -180,9 +180,9 @@ class Measurement(nn.Module):
         settings = self.target, own.grid, own.removals[0], own.chunk_size
         given = Given(*settings, batch, heatmaps, None if cached else again)
         for probe, compute in self.probes.items():
-            found = compute(given)
-            if found is not None:
-                self.metrics[name][probe].update(*found)
+            values = compute(given)
+            if values is not None:
+                self.metrics[name][probe].update(values)
 
     def _compare(self, name: str, batch: Mapping[str, Tensor], explained: Mapping[str, Details]) -> None:
         """Update the metrics of one explainer that compare it with labels, objects and the reference."""

@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, Removal
-from explainers.metrics.confidence import ARCC, ROAD, AverageDrop, AverageIncrease, fade, road_masks, unit_masks
-from explainers.metrics.saco import SaCo, group_saliences, salience_groups
-from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensitivity, random_weights, replace_weights
+from explainers.metrics.confidence import arcc, average_drop, fade, road, road_masks, unit_masks
+from explainers.metrics.saco import group_saliences, saco, salience_groups
+from explainers.metrics.sanity import max_sensitivity, random_weights, randomisation, replace_weights
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal, masked_scores
 from explainers.models.scores import check_probabilities
@@ -73,30 +73,28 @@ class Given:
 
 
 class Probe:
-    """Base class of probes: computes what its metric is updated with.
+    """Base class of probes: computes one number of each image, whose mean over images has the title `column`.
 
     `passes` names the masked images of each image and explainer; probes with a name in common share them.
     `explanations` counts further explanations of each image by each explainer. A target that does not fit is refused.
     """
 
-    name: ProbeName
-    metric: Any
+    column: str
     passes: Mapping[str, int] = MappingProxyType({})
     explanations = 0
 
     def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
         pass
 
-    def __call__(self, given: Given) -> tuple[Tensor, ...] | None:
-        """The arguments of `metric.update`; `None` if the explainer cannot be measured."""
+    def __call__(self, given: Given) -> Tensor | None:
+        """The numbers, (B,), NaN for an image without one; `None` if the explainer cannot be measured."""
         raise NotImplementedError
 
 
-class SaCoProbe(Probe):
-    """Removes groups of patches."""
+class SaCo(Probe):
+    """Whether groups of patches matter in proportion to their salience, see `saco`."""
 
-    name, metric = "saco", SaCo
-    passes = MappingProxyType({"groups": GROUPS})
+    column, passes = "SaCo ↑", MappingProxyType({"groups": GROUPS})
 
     def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
         check_removal(target, removal)
@@ -106,94 +104,97 @@ class SaCoProbe(Probe):
                 " smaller grid.patch_size"
             )
 
-    def __call__(self, given: Given) -> tuple[Tensor, ...]:
+    def __call__(self, given: Given) -> Tensor:
         scores = given.heatmaps.flatten(1)
         keep = salience_groups(scores, given["index"], GROUPS)
         drops = given["scores"][:, None] - given.masked_scores(keep, given.removal)
-        return drops, group_saliences(scores, keep)
+        return saco(drops, group_saliences(scores, keep))
 
 
-class MaxSensitivityProbe(Probe):
-    """Explains noisy images."""
+class MaxSensitivity(Probe):
+    """The largest change of a heatmap under noise in the image, see `max_sensitivity`."""
 
-    name, metric, explanations = "max_sensitivity", MaxSensitivity, DRAWS
+    column, explanations = "Max-sensitivity ↓", DRAWS
 
-    def __call__(self, given: Given) -> tuple[Tensor, ...] | None:
+    def __call__(self, given: Given) -> Tensor | None:
         if given.explain is None:
             return None
         noisy = given["image"], given["classes"], given["index"], given.heatmaps, DRAWS
-        return (max_sensitivity(given.explain, *noisy),)
+        return max_sensitivity(given.explain, *noisy)
 
 
-class RandomisationProbe(Probe):
-    """Explains the target with random weights."""
+class Randomisation(Probe):
+    """The rank correlation with heatmaps of a target with random weights, see `randomisation`."""
 
-    name, metric, explanations = "randomisation", Randomisation, 1
+    column, explanations = "ρ after randomisation ↓", 1
 
     def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
         if target.training:  # then explainers have copies, see `TargetModel.in_eval_mode`
             raise InputError("probes=randomisation needs the target that explainers read: call target.eval() first")
         self.weights = random_weights(target)
 
-    def __call__(self, given: Given) -> tuple[Tensor, ...] | None:
+    def __call__(self, given: Given) -> Tensor | None:
         if given.explain is None:
             return None
         with replace_weights(given.target, self.weights):
-            return given.heatmaps, given.explain(given["image"], given["classes"])
+            return randomisation(given.heatmaps, given.explain(given["image"], given["classes"]))
 
 
-class ROADProbe(Probe):
-    """Imputes patches."""
+class ROAD(Probe):
+    """How much more the least important patches can be imputed than the most important ones, see `road`."""
 
-    name, metric = "road", ROAD
-    passes = MappingProxyType({"imputed": 18})
+    column, passes = "ROAD ↑", MappingProxyType({"imputed": 18})
 
-    def __call__(self, given: Given) -> tuple[Tensor, ...]:
-        return (given.imputed,)
+    def __call__(self, given: Given) -> Tensor:
+        return road(given.imputed)
 
 
-class ConfidenceProbe(Probe):
-    """Base class of probes that compare probabilities."""
+class AverageDrop(Probe):
+    """The share of the confidence that an image loses when its heatmap masks it, see `average_drop`."""
+
+    column, passes = "Average drop ↓", MappingProxyType({"faded": 1})
 
     def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
-        check_probabilities(target, f"probes={self.name}", "leave it out, or take road")
+        check_probabilities(target, "probes=average_drop", "leave it out, or take road")
+
+    def __call__(self, given: Given) -> Tensor:
+        return average_drop(given["scores"], given.faded)
 
 
-class AverageDropProbe(ConfidenceProbe):
-    """Multiplies images with their heatmaps."""
+class AverageIncrease(Probe):
+    """Whether the confidence rises when its heatmap masks the image (Grad-CAM++, Section 5.1.2)."""
 
-    name: ProbeName = "average_drop"
-    metric: Any = AverageDrop
-    passes = MappingProxyType({"faded": 1})
+    column, passes = "Average increase ↑", AverageDrop.passes
 
-    def __call__(self, given: Given) -> tuple[Tensor, ...]:
-        return given["scores"], given.faded
+    def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
+        check_probabilities(target, "probes=average_increase", "leave it out, or take road")
 
-
-class AverageIncreaseProbe(AverageDropProbe):
-    """Multiplies images with their heatmaps."""
-
-    name, metric = "average_increase", AverageIncrease
+    def __call__(self, given: Given) -> Tensor:
+        return (given.faded > given["scores"]).double()
 
 
-class ARCCProbe(ConfidenceProbe):
-    """Imputes patches, and explains images that their heatmaps fade."""
+class ARCC(Probe):
+    """Coherency, complexity and ROAD in one number, see `arcc`."""
 
-    name, metric, explanations = "arcc", ARCC, 1
-    passes = ROADProbe.passes
+    column, passes, explanations = "ARCC ↑", ROAD.passes, 1
 
-    def __call__(self, given: Given) -> tuple[Tensor, ...] | None:
+    def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
+        check_probabilities(target, "probes=arcc", "leave it out, or take road")
+
+    def __call__(self, given: Given) -> Tensor | None:
         if given.explain is None:
             return None
         faded = fade(given["image"], given.masks, given.target.mean)
         again = given.explain(faded, given["classes"])
-        return given.masks, unit_masks(again, given.grid.size), given.imputed
+        return arcc(given.masks, unit_masks(again, given.grid.size), given.imputed)
 
 
 PROBES: dict[ProbeName, type[Probe]] = {
-    probe.name: probe
-    for probe in (
-        *(SaCoProbe, MaxSensitivityProbe, RandomisationProbe, ROADProbe),
-        *(AverageDropProbe, AverageIncreaseProbe, ARCCProbe),
-    )
+    "saco": SaCo,
+    "max_sensitivity": MaxSensitivity,
+    "randomisation": Randomisation,
+    "road": ROAD,
+    "average_drop": AverageDrop,
+    "average_increase": AverageIncrease,
+    "arcc": ARCC,
 }

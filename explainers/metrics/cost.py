@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from explainers.metrics.means import MeanOfImages, Metric, MetricCollection
+from explainers.metrics.means import MeanOfValues, Metric, MetricCollection
 
 NUMBERS = {
     "masks": "Masks",
@@ -79,14 +79,6 @@ class Passes(Metric):
         return (self.passes / self.images.clamp(min=1)).round().long()
 
 
-class ExplainerStatistic(MeanOfImages):
-    """Mean over images of one of the `NUMBERS`."""
-
-    def update(self, values: Tensor) -> None:
-        """Add the numbers of some images, (B,)."""
-        self.add(values.float())
-
-
 class ExplainerStatistics(MetricCollection):
     """Means over images of the `NUMBERS` of an explainer; NaN for what it does not measure.
 
@@ -98,7 +90,7 @@ class ExplainerStatistics(MetricCollection):
 
     def __init__(self) -> None:
         # Compute groups would merge metrics whose states happen to be equal after the first batch
-        super().__init__({name: ExplainerStatistic() for name in NUMBERS}, compute_groups=False)
+        super().__init__({name: MeanOfValues() for name in NUMBERS}, compute_groups=False)
 
     def add(self, numbers: Mapping[str, Tensor]) -> None:
         """Add the numbers of some images, (B,) each."""

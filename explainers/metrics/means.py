@@ -133,6 +133,14 @@ class MeanOfImages(PerImage):
             return moments(self.rows())[2][0].float()
 
 
+class MeanOfValues(MeanOfImages):
+    """Mean over images of a number that is computed before; its title in tables stands beside what computes it."""
+
+    def update(self, values: Tensor) -> None:
+        """Add the numbers of some images, (B,)."""
+        self.add(values)
+
+
 def collect_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
     """Name → number of each image, (images,), of those metrics (by name) that keep them."""
     scores: dict[str, Tensor] = {}
