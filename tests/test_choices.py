@@ -8,12 +8,11 @@ import types
 from typing import Literal, Union, get_args, get_origin
 
 import pytest
-from explainers.results.file import list_explainers
 
 import benchmarks.papers
 import datamodules
 import explainers
-from benchmarks.papers.approximation import TwoPointStudy
+from benchmarks.papers.approximation import Subsets
 from benchmarks.papers.general import General
 from datamodules.datasets import unlabelled_images
 from explainers import posthoc
@@ -28,7 +27,8 @@ from explainers.auditing.hiding import hide
 from explainers.auditing.measures import hide_group
 from explainers.auditing.repair import hide_members
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
-from explainers.evaluation.evaluation import check_target
+from explainers.evaluation.measurement import check_target
+from explainers.evaluation.sweep import Sweep
 from explainers.images.transform import ImageTransform
 from explainers.metrics.perturbation import perturbation_sweep
 from explainers.models import as_target
@@ -38,6 +38,7 @@ from explainers.models.scores import log_odds, log_probabilities, scale_logits
 from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import label_methods
 from explainers.report.results import read_results
+from explainers.running.rows import list_explainers
 from explainers.runtime.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss
@@ -60,7 +61,7 @@ EXCLUDED = {
         "TargetModel checks its score",
     ),
     exported_target: "TargetModel checks its score",
-    check_target: "Evaluation checks its curves",
+    **dict.fromkeys((check_target, Sweep), "Evaluation checks its curves and removals"),
     **dict.fromkeys((hide, hide_group, hide_members), "measure_groups and repair check their removal"),
     audit: "TargetModel checks its score",
     ImageTransform: "configs and processors name its resize, which their readers check",
@@ -158,13 +159,13 @@ def test_a_choice_that_is_listed_twice_is_refused_unless_each_is_a_draw_of_its_o
     ("given", "call"),
     [
         ("hops once, got 1, 1", lambda target, grid: TVELoss(target, grid, [1, 1])),
-        ("subsets once, got 2, 3, 2", lambda target, grid: TwoPointStudy(target, grid, {}, subsets=[2, 3, 2])),
+        ("subsets once, got 2, 3, 2", lambda target, grid: Subsets(grid, subsets=[2, 3, 2])),
         ("lambda_2 once, got 0.5, 0.5", lambda target, grid: vector(target, grid, lambda_2=[0.5, 0.5])),
         (
             "methods once, got GAE, RISE, GAE",
             lambda target, grid: label_methods(["GAE", "RISE", {"GAE": {}}]),
         ),
-        ("explainers and methods once, got GAE, GAE", lambda target, grid: list_explainers("a", ONE_NAME, {})),
+        ("explainers and methods once, got GAE, GAE", lambda target, grid: list_explainers("a", ONE_NAME)),
         ("results.files once, got ", lambda target, grid: read_results(["a.json", "b.json", "./a.json"])),
         (
             "roots once, got ",

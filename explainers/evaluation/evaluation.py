@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from explainers.errors import InputError, check_choices, check_positive, check_range
-from explainers.evaluation.probes import PROBES, ProbeName
 from explainers.masking import PatchGrid, Removal, level_sizes
-from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metrics
-from explainers.metrics.cost import NUMBERS, Cost, ExplainerStatistics, Passes
+from explainers.metrics.agreement import Agreement
 from explainers.metrics.curves import Curve
-from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
-from explainers.metrics.means import Accuracy, MeanOfValues
-from explainers.metrics.perturbation import PerturbationCurves, curve_columns
+from explainers.metrics.localization import Localized
+
+ProbeName = Literal["saco", "max_sensitivity", "randomisation", "road", "average_drop", "average_increase", "arcc"]
+"""Name of a probe, see `probes.PROBES`."""
 
 Order = Literal["patches", "pixels", "saliency"]
 """What is removed in the order of a heatmap. For `pixels`, it is scaled up to the image by bilinear interpolation;
@@ -71,31 +70,6 @@ class Evaluation:
     def removed(self) -> PatchGrid:
         """The grid of what is removed: patches, or pixels."""
         return self.grid if self.order == "patches" else PatchGrid(self.grid.size, patch_size=1)
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """Number in results → title of its column in tables, in the order of the columns."""
-        titles: dict[str, str] = {}
-        for position, removal in enumerate(self.removals if self.curves else ()):
-            titles |= curve_columns(self.curves, removal if position else "")
-        titles |= {name: PROBES[name].column for name in self.probes}
-        titles |= {key: title for name in self.localization for key, title in LOCALIZATIONS[name].columns.items()}
-        agreement = {name: AGREEMENTS[name].column.format(k=self.k) for name in self.agreement}
-        titles |= {"accuracy": Accuracy.column} | agreement
-        return titles | NUMBERS | Cost.columns | {"forward_passes": Passes.column}
-
-    def metrics(self) -> dict[str, Any]:
-        """New metrics of one explainer."""
-        of_sweep = self.removed.num_patches, self.curves, self.levels, self.empty
-        curves = {
-            f"curves_{removal}": PerturbationCurves(*of_sweep, removal if position else "", self.until)
-            for position, removal in enumerate(self.removals if self.curves else ())
-        }
-        probes: dict[str, Any] = {name: MeanOfValues() for name in self.probes}
-        others = {"localization": Localization(self.localization), "accuracy": Accuracy()}
-        others |= {"numbers": ExplainerStatistics()}
-        agreement: dict[str, Any] = {name: agreement_metrics(self.k)[name] for name in self.agreement}
-        return {**curves, **probes, **others, **agreement, "cost": Cost(), "forward_passes": Passes()}
 
     def identity(self) -> dict[str, Any]:
         """The settings that numbers of one name depend on; results are comparable only if all of these are equal."""

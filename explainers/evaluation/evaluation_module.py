@@ -8,7 +8,7 @@ from torch import Tensor
 
 from explainers import Explainer
 from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.measurement import Measurement
+from explainers.evaluation.measurement import Measurement, list_columns
 from explainers.metrics.means import ImageScores
 from explainers.models import TargetModel
 
@@ -33,8 +33,8 @@ class EvaluationModule(Measurement, LightningModule):
 
     @property
     def columns(self) -> dict[str, str]:
-        """See `Evaluation.columns`."""
-        return self.settings.columns
+        """See `list_columns`."""
+        return list_columns(self.settings)
 
     def identity(self) -> dict[str, Any]:
         """Identity of target and settings; after the test also `images`, `precision` and, with labels, `accuracy`."""

@@ -15,12 +15,42 @@ from explainers.evaluation.passes import explain, find_modules, fit_heatmaps, fo
 from explainers.evaluation.probes import PROBES, Given
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid
+from explainers.metrics.agreement import AGREEMENTS, agreement_metrics
+from explainers.metrics.cost import NUMBERS, Cost, ExplainerStatistics, Passes
 from explainers.metrics.curves import CURVES, Curve
-from explainers.metrics.means import Accuracy, ImageScores, Metric, PerImage, collect_scores, numbers
+from explainers.metrics.localization import LOCALIZATIONS, Localization
+from explainers.metrics.means import Accuracy, ImageScores, MeanOfValues, Metric, PerImage, collect_scores, numbers
+from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.models import TargetModel
 from explainers.models.inputs import check_labels
 from explainers.models.scores import check_probabilities
 from explainers.runtime.modes import finest_dtype
+
+
+def list_columns(settings: Evaluation) -> dict[str, str]:
+    """Number in results → title of its column in tables, in the order of the columns."""
+    titles: dict[str, str] = {}
+    for position, removal in enumerate(settings.removals if settings.curves else ()):
+        titles |= curve_columns(settings.curves, removal if position else "")
+    titles |= {name: PROBES[name].column for name in settings.probes}
+    titles |= {key: title for name in settings.localization for key, title in LOCALIZATIONS[name].columns.items()}
+    agreement = {name: AGREEMENTS[name].column.format(k=settings.k) for name in settings.agreement}
+    titles |= {"accuracy": Accuracy.column} | agreement
+    return titles | NUMBERS | Cost.columns | {"forward_passes": Passes.column}
+
+
+def build_metrics(settings: Evaluation) -> dict[str, Any]:
+    """New metrics of one explainer."""
+    of_sweep = settings.removed.num_patches, settings.curves, settings.levels, settings.empty
+    metrics: dict[str, Any] = {
+        f"curves_{removal}": PerturbationCurves(*of_sweep, removal if position else "", settings.until)
+        for position, removal in enumerate(settings.removals if settings.curves else ())
+    }
+    metrics |= {name: MeanOfValues() for name in settings.probes}
+    metrics |= {"localization": Localization(settings.localization), "accuracy": Accuracy()}
+    metrics |= {"numbers": ExplainerStatistics()}
+    metrics |= {name: agreement_metrics(settings.k)[name] for name in settings.agreement}
+    return metrics | {"cost": Cost(), "forward_passes": Passes()}
 
 
 class Indices(PerImage):
@@ -69,12 +99,12 @@ class Measurement(nn.Module):
         self.explainers = dict(explainers)
         self.parts = find_modules(explainers.values())
         self.names = list(explainers if measured is None else measured)
-        self.metrics: dict[str, Any] = {name: nn.ModuleDict(settings.metrics()) for name in self.names}
+        self.metrics: dict[str, Any] = {name: nn.ModuleDict(build_metrics(settings)) for name in self.names}
         self.states = nn.ModuleList(self.metrics.values())
         self.accuracy = Accuracy()
         self.index = Indices()
         self.sweeps = [Sweep(target, settings, removal) for removal in settings.removals if settings.curves]
-        self.probes = {name: PROBES[name](target, settings.grid, settings.removals[0]) for name in settings.probes}
+        self.probes = {name: PROBES[name](target, settings) for name in settings.probes}
         self.batches = 0
         """Number of batches that this process has measured."""
 
@@ -177,8 +207,7 @@ class Measurement(nn.Module):
             return fit_heatmaps(explainer(images, classes), images, own.grid, name)
 
         cached = not getattr(explainer, "timed", True)
-        settings = self.target, own.grid, own.removals[0], own.chunk_size
-        given = Given(*settings, batch, heatmaps, None if cached else again)
+        given = Given(self.target, own, batch, heatmaps, None if cached else again)
         for probe, compute in self.probes.items():
             values = compute(given)
             if values is not None:

@@ -4,20 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal
 
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.masking import PatchGrid, Removal
+from explainers.evaluation.evaluation import Evaluation, ProbeName
+from explainers.masking import Removal
 from explainers.metrics.confidence import arcc, average_drop, fade, road, road_masks, unit_masks
 from explainers.metrics.saco import group_saliences, saco, salience_groups
 from explainers.metrics.sanity import max_sensitivity, random_weights, randomisation, replace_weights
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal, masked_scores
 from explainers.models.scores import check_probabilities
-
-ProbeName = Literal["saco", "max_sensitivity", "randomisation", "road", "average_drop", "average_increase", "arcc"]
 
 GROUPS, DRAWS = 10, 4
 """Groups of SaCo; noisy images of max-sensitivity."""
@@ -29,9 +27,7 @@ class Given:
 
     Args:
         target: the model that is explained.
-        grid: the patches of the heatmaps.
-        removal: what replaces the patches that `saco` removes.
-        chunk_size: maximum number of masked images in memory.
+        settings: grid, removals and chunk size.
         batch: the `image`s and their `index`, as in `Measurement.update`; the images `normalised` for the target, the
             explained `classes` and their `scores`.
         heatmaps: (B, rows, columns).
@@ -40,9 +36,7 @@ class Given:
     """
 
     target: TargetModel
-    grid: PatchGrid
-    removal: Removal
-    chunk_size: int
+    settings: Evaluation
     batch: Mapping[str, Tensor]
     heatmaps: Tensor
     explain: Callable[[Tensor, Tensor], Tensor] | None
@@ -52,13 +46,13 @@ class Given:
 
     def masked_scores(self, keep: Tensor, removal: Removal) -> Tensor:
         """Scores of the classes, such as their probabilities, under masks (B, M, N): (B, M)."""
-        given = self["normalised"], self["classes"], keep, self.grid, removal, self.chunk_size
-        return masked_scores(self.target, *given)
+        masks = keep, self.settings.grid, removal, self.settings.chunk_size
+        return masked_scores(self.target, self["normalised"], self["classes"], *masks)
 
     @cached_property
     def masks(self) -> Tensor:
         """The heatmaps at the pixels, from 0 to 1, (B, H, W)."""
-        return unit_masks(self.heatmaps, self.grid.size)
+        return unit_masks(self.heatmaps, self.settings.grid.size)
 
     @cached_property
     def faded(self) -> Tensor:
@@ -83,7 +77,7 @@ class Probe:
     passes: Mapping[str, int] = MappingProxyType({})
     explanations = 0
 
-    def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
+    def __init__(self, target: TargetModel, settings: Evaluation) -> None:
         pass
 
     def __call__(self, given: Given) -> Tensor | None:
@@ -96,18 +90,18 @@ class SaCo(Probe):
 
     column, passes = "SaCo ↑", MappingProxyType({"groups": GROUPS})
 
-    def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
-        check_removal(target, removal)
-        if grid.num_patches < GROUPS:
+    def __init__(self, target: TargetModel, settings: Evaluation) -> None:
+        check_removal(target, settings.removals[0])
+        if settings.grid.num_patches < GROUPS:
             raise InputError(
-                f"probes=saco needs {GROUPS} patches or more, got {grid.num_patches}: leave it out, or take a"
+                f"probes=saco needs {GROUPS} patches or more, got {settings.grid.num_patches}: leave it out, or take a"
                 " smaller grid.patch_size"
             )
 
     def __call__(self, given: Given) -> Tensor:
         scores = given.heatmaps.flatten(1)
         keep = salience_groups(scores, given["index"], GROUPS)
-        drops = given["scores"][:, None] - given.masked_scores(keep, given.removal)
+        drops = given["scores"][:, None] - given.masked_scores(keep, given.settings.removals[0])
         return saco(drops, group_saliences(scores, keep))
 
 
@@ -128,7 +122,7 @@ class Randomisation(Probe):
 
     column, explanations = "ρ after randomisation ↓", 1
 
-    def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
+    def __init__(self, target: TargetModel, settings: Evaluation) -> None:
         if target.training:  # then explainers have copies, see `TargetModel.in_eval_mode`
             raise InputError("probes=randomisation needs the target that explainers read: call target.eval() first")
         self.weights = random_weights(target)
@@ -154,7 +148,7 @@ class AverageDrop(Probe):
 
     column, passes = "Average drop ↓", MappingProxyType({"faded": 1})
 
-    def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
+    def __init__(self, target: TargetModel, settings: Evaluation) -> None:
         check_probabilities(target, "probes=average_drop", "leave it out, or take road")
 
     def __call__(self, given: Given) -> Tensor:
@@ -166,7 +160,7 @@ class AverageIncrease(Probe):
 
     column, passes = "Average increase ↑", AverageDrop.passes
 
-    def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
+    def __init__(self, target: TargetModel, settings: Evaluation) -> None:
         check_probabilities(target, "probes=average_increase", "leave it out, or take road")
 
     def __call__(self, given: Given) -> Tensor:
@@ -178,7 +172,7 @@ class ARCC(Probe):
 
     column, passes, explanations = "ARCC ↑", ROAD.passes, 1
 
-    def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal) -> None:
+    def __init__(self, target: TargetModel, settings: Evaluation) -> None:
         check_probabilities(target, "probes=arcc", "leave it out, or take road")
 
     def __call__(self, given: Given) -> Tensor | None:
@@ -186,7 +180,7 @@ class ARCC(Probe):
             return None
         faded = fade(given["image"], given.masks, given.target.mean)
         again = given.explain(faded, given["classes"])
-        return arcc(given.masks, unit_masks(again, given.grid.size), given.imputed)
+        return arcc(given.masks, unit_masks(again, given.settings.grid.size), given.imputed)
 
 
 PROBES: dict[ProbeName, type[Probe]] = {

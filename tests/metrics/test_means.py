@@ -18,7 +18,6 @@ from explainers.metrics.error_bound import ErrorBound
 from explainers.metrics.localization import AveragePrecision, BoxAccuracy, Localization, PointingGame, Segmentation
 from explainers.metrics.means import Accuracy, MeanOfImages, collect_scores, moments, numbers
 from explainers.metrics.perturbation import PerturbationCurves
-from explainers.metrics.saco import SaCo
 
 
 class Given(MeanOfImages):
@@ -104,7 +103,6 @@ METRICS = {
     RankCorrelation: HEATMAPS,
     RelativeError: HEATMAPS,
     RootMeanSquaredError: HEATMAPS,
-    SaCo: HEATMAPS.flatten(2),
     Segmentation: (HEATMAPS[0], HEATMAPS[1] > 0),
     partial(TopOverlap, 6): HEATMAPS,
 }

@@ -13,7 +13,7 @@ from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.images.transform import ImageTransform
 from explainers.models.names import class_names
 from explainers.report.overlays import overlay
@@ -35,7 +35,7 @@ def collected(folder, target, grid, samples, names=("Chance", "DecompX-PLUS"), b
     explainers = {name: posthoc.build(name, target, grid) for name in names}
     data = Images(test=lambda: samples, batch_size=batch_size, num_workers=0)
     callback = Pictures(str(folder), "digit", **{"images": 4, "classes": 3, **settings})
-    evaluation = Evaluation(grid, curves=[])(target, explainers)
+    evaluation = EvaluationModule(target, explainers, Evaluation(grid, curves=[]))
     Trainer(accelerator="cpu", inference_mode=False, callbacks=[callback], **SILENT).test(
         evaluation, data, verbose=False
     )
@@ -82,7 +82,7 @@ def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, sam
             self.precisions.append(torch.is_autocast_enabled("cpu"))
             return super().forward(images, classes)
 
-    evaluation = Evaluation(grid, curves=[])(target, {"DecompX": Watched(target, grid)})
+    evaluation = EvaluationModule(target, {"DecompX": Watched(target, grid)}, Evaluation(grid, curves=[]))
     data = Images(test=lambda: samples, batch_size=11, num_workers=0)
     settings = {"precision": "bf16-mixed", "inference_mode": False, "callbacks": [Pictures(str(tmp_path), "digit")]}
     Trainer(accelerator="cpu", **settings, **SILENT).test(evaluation, data, verbose=False)
