@@ -195,6 +195,11 @@ def read_scores(files: Sequence[str | Path]) -> dict[str, ImageScores]:
     return joined
 
 
+def row_file(folder: Path, task: str, explainer: str, key: str) -> Path:
+    """The file of a row in the folder of a run."""
+    return folder / "rows" / file_name(task) / f"{file_name(explainer, 150)}-{file_name(key, 50)}.json"
+
+
 @dataclass(frozen=True)
 class Row:
     """The numbers of one explainer on one task. Their file is a file of results with a single row.
@@ -220,7 +225,7 @@ class Row:
     @property
     def path(self) -> Path:
         """The file of the row; with other settings it is another one."""
-        return self.folder / "rows" / file_name(self.task) / f"{file_name(self.explainer, 150)}-{self.key}.json"
+        return row_file(self.folder, self.task, self.explainer, self.key)
 
     def find_change(self) -> str | None:
         """Describe the first setting that differs from the latest row of this name; `None` without such a row."""
