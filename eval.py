@@ -108,11 +108,6 @@ def list_settings(
     Settings are the resolved config without the keys in `NOT_MEASURED`. Paths of files are replaced by hashes, and the
     data set by its fingerprint. The settings of the reference explainer are added, and the number of processes if the
     trainer limits the batches of each process.
-
-    >>> config = {"name": "run", "data_dir": "/disk", "head": "a/head.safetensors", "explainers": {"tve": {"hops": 1}}}
-    >>> config["tasks"] = {"pets": {"data": {"root": "/disk/pets", "batch_size": 8}}, "cars": {}}
-    >>> list_settings("pets", config, {"images": 12}, {"a/head.safetensors": "5d41"})["tve"]
-    {'explainers': {'tve': {'hops': 1}}, 'head': '5d41', 'task': {}, 'data': {'images': 12, 'batch_size': 8}}
     """
     explainers = list_explainers(task, config)
     shared = {**leave_out(config, NOT_MEASURED), "task": leave_out(config["tasks"][task], ["data", "explainers"])}
@@ -134,12 +129,7 @@ def list_settings(
 
 
 def list_explainers(task: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of each explainer of a task, learned ones and methods, in their order.
-
-    >>> config = {"explainers": {"tve": {"hops": [1]}}, "methods": [{"RISE": {"masks": 8}}], "tasks": {"pets": {}}}
-    >>> list_explainers("pets", config)
-    {'tve': {'hops': [1]}, 'RISE(masks=8)': {'RISE': {'masks': 8}}}
-    """
+    """Settings of each explainer of a task, learned ones and methods, in their order."""
     from explainers.posthoc.names import label_methods
 
     own = config["tasks"][task].get("explainers") or {}

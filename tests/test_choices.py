@@ -139,7 +139,7 @@ LISTS = [taker for taker in CHECKED if get_origin(hint_of(*taker[:2])) not in (L
 def test_lists_of_choices_are_found():
     found = {(taker.__name__, name) for taker, name, _ in LISTS}
     of_evaluations = {("Evaluation", name) for name in ("curves", "removals", "probes", "localization", "agreement")}
-    assert of_evaluations | {("Localization", "names"), ("CoalitionTeacher", "removals")} <= found
+    assert of_evaluations | {("CoalitionTeacher", "removals")} <= found
     repeated = {(taker, name) for taker, name, _ in LISTS if REPEATED in get_args(hint_of(taker, name))}
     assert repeated == {(PropagationTeacher, "functionals"), (random_functionals, "kinds")}
 

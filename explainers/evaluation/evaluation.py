@@ -34,7 +34,7 @@ class Evaluation:
         order: remove `patches`, `pixels`, or pixels in the order of `saliency` maps, see `Order`.
         empty: whether the areas include the level at which nothing is visible, see `PerturbationCurves`.
         probes: checks that need further passes, see `PROBES`; they use the first removal, of patches.
-        localization: metrics of the objects' locations, see `Localization`; left out where the data set has none.
+        localization: metrics of the objects' locations, see `LOCALIZATIONS`; left out where the data set has none.
         classes: explain the `predicted` class of each image, or its `label`.
         reference: name of the explainer that the others are compared with; `None` compares with none.
         agreement: metrics of the comparison; `e_rmse` requires that all explainers have the same units.

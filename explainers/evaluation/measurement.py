@@ -16,9 +16,9 @@ from explainers.evaluation.probes import PROBES, Given
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import AGREEMENTS, agreement_metrics
-from explainers.metrics.cost import NUMBERS, Cost, ExplainerStatistics, Passes
+from explainers.metrics.cost import NUMBERS, Cost, Passes
 from explainers.metrics.curves import CURVES, Curve
-from explainers.metrics.localization import LOCALIZATIONS, Localization
+from explainers.metrics.localization import LOCALIZATIONS
 from explainers.metrics.means import Accuracy, ImageScores, MeanOfValues, Metric, PerImage, collect_scores, numbers
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.models import TargetModel
@@ -47,10 +47,10 @@ def build_metrics(settings: Evaluation) -> dict[str, Any]:
         for position, removal in enumerate(settings.removals if settings.curves else ())
     }
     metrics |= {name: MeanOfValues() for name in settings.probes}
-    metrics |= {"localization": Localization(settings.localization), "accuracy": Accuracy()}
-    metrics |= {"numbers": ExplainerStatistics()}
+    metrics |= {name: LOCALIZATIONS[name]() for name in settings.localization}
+    metrics |= {name: MeanOfValues() for name in NUMBERS}
     metrics |= {name: agreement_metrics(settings.k)[name] for name in settings.agreement}
-    return metrics | {"cost": Cost(), "forward_passes": Passes()}
+    return metrics | {"accuracy": Accuracy(), "cost": Cost(), "forward_passes": Passes()}
 
 
 class Indices(PerImage):
@@ -188,7 +188,8 @@ class Measurement(nn.Module):
         check_heatmaps(name, heatmaps, images, self.settings.grid)
         if name in self.metrics:
             metrics = self.metrics[name]
-            metrics["numbers"].add(explanation.numbers)
+            for key, values in explanation.numbers.items():
+                metrics[key].update(values)
             metrics["forward_passes"].update(len(images), passes)
             if getattr(explainer, "timed", True):
                 metrics["cost"].update(len(images), seconds, memory)
@@ -219,11 +220,12 @@ class Measurement(nn.Module):
         if isinstance(explainer := self.explainers[name], SelfExplainer):
             metrics["accuracy"].update(explainer.logits(batch["image"]).argmax(-1), batch["label"])
         if "truth" in batch:
-            metrics["localization"].update(self._ranked(explained[name]), batch["truth"])
+            for metric in self.settings.localization:
+                metrics[metric].update(self._ranked(explained[name]), batch["truth"])
         reference = self.settings.reference
         if reference is not None and reference != name:
-            for metric in self.settings.agreement:
-                metrics[metric].update(explained[name].heatmaps, explained[reference].heatmaps)
+            for agreement in self.settings.agreement:
+                metrics[agreement].update(explained[name].heatmaps, explained[reference].heatmaps)
 
     def summarise(self) -> tuple[dict[str, dict[str, Any]], ImageScores]:
         """The numbers of each explainer, and those of single images in the order of the data set.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from explainers.errors import needs
 
 try:
-    from torchmetrics import Metric, MetricCollection
+    from torchmetrics import Metric
 except ModuleNotFoundError:  # the formulas can be imported without it
 
     class TorchmetricsMissing(nn.Module):
@@ -19,7 +19,7 @@ except ModuleNotFoundError:  # the formulas can be imported without it
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             needs("torchmetrics", "methods", type(self).__name__)
 
-    Metric = MetricCollection = TorchmetricsMissing  # type: ignore[assignment, misc]
+    Metric = TorchmetricsMissing  # type: ignore[assignment, misc]
 
 
 def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,9 +145,7 @@ def collect_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
     """Name → number of each image, (images,), of those metrics (by name) that keep them."""
     scores: dict[str, Tensor] = {}
     for name, metric in metrics.items():
-        if isinstance(metric, MetricCollection):
-            scores |= collect_scores(dict(metric.items()))
-        elif isinstance(metric, PerImage):
+        if isinstance(metric, PerImage):
             scores |= metric.scores(name)
     return scores
 

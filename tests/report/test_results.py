@@ -77,15 +77,6 @@ def test_scores_are_read_as_they_were_measured(path):
     torch.testing.assert_close(scores["odd"].rows["tve"]["fidelity_plus"], torch.tensor(VALUES["odd"]), equal_nan=True)
 
 
-def test_scores_of_another_measurement_are_left_out(path, tmp_path):
-    """Somebody copied one of the two files."""
-    other = measured(tmp_path / "other", "odd", "tve", add=0.1)
-    scores_file(path).write_bytes(scores_file(other.path).read_bytes())
-    assert read_scores([path]) == {}
-    scores_file(path).unlink()
-    assert read_scores([path]) == {}
-
-
 def test_scores_of_several_files_are_joined_by_image_under_the_names_of_tables(path, tmp_path):
     other = tmp_path / "more.json"
     results, columns = {"late": {"iou": 2.0}, "tve": {"fidelity_plus": 9.0}}, {"iou": "IoU@3 ↑"}
