@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torchmetrics import CatMetric
 
 from benchmarks.papers.figures import require
 from explainers import Explainer
-from explainers.errors import InputError, check_distinct, check_positive
+from explainers.errors import InputError, check_distinct, check_positive, check_range
 from explainers.evaluation.measurement import check_heatmaps, check_target
 from explainers.evaluation.passes import find_modules, forward_passes
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
@@ -22,6 +23,7 @@ from explainers.models import TargetModel
 from explainers.report.labels import make_title
 from explainers.report.results import Results
 from explainers.runtime.sampling import random_patches, stream, uniform
+from explainers.saved.identity import recipe
 from explainers.tve.oracle import Oracle
 
 
@@ -84,6 +86,11 @@ def gains(
     return (together - alone).unflatten(1, subsets.shape[1:3])
 
 
+def log_probabilities(target: TargetModel, normalised: Tensor) -> Tensor:
+    """Compute log f of normalised images (B, C, H, W), for all classes: (B, K)."""
+    return target.classify(target.embed(normalised)).log_softmax(-1)
+
+
 class TwoPoint(Oracle):
     """Equation 3, the mean gain over B = Z(x) \\ N(z) and B = ∅, for arguments see `Oracle`.
 
@@ -96,11 +103,8 @@ class TwoPoint(Oracle):
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         normalised = self.target.normalise(images)
-        whole, empty = (
-            self.target.classify(self.target.embed(each)).log_softmax(-1).take_along_dim(classes[:, None], 1)
-            for each in (normalised, torch.zeros_like(normalised))
-        )
-        return (super().forward(images, classes) + (whole - empty)[..., None]) / 2
+        gain = log_probabilities(self.target, normalised) - log_probabilities(self.target, torch.zeros_like(normalised))
+        return (super().forward(images, classes) + gain.take_along_dim(classes[:, None], 1)[..., None]) / 2
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,9 @@ class Subsets:
     def __post_init__(self) -> None:
         check_positive(chunk_size=self.chunk_size)
         if not self.subsets or min(self.subsets) < 1:
-            raise InputError(
-                f"expected subsets, one number or more above 0, such as [16, 32], got {list(self.subsets)}"
-            )
+            raise InputError(f"expected subsets, numbers above 0, such as [16, 32], got {list(self.subsets)}")
         check_distinct(subsets=self.subsets)
-        if not 2 <= self.patches <= self.grid.num_patches:
-            raise InputError(
-                f"expected 2 to {self.grid.num_patches} patches of each image to correlate, got {self.patches}"
-            )
+        check_range(2, self.grid.num_patches, patches=self.patches)
 
 
 class TwoPointStudy(LightningModule):
@@ -194,7 +193,8 @@ class TwoPointStudy(LightningModule):
         patches = random_patches(index, own.grid.num_patches, own.patches, stream("patches", own.seed, 0))
         near = self.near[patches]  # (B, Z, N)
         subsets = random_subsets(index, patches, near, max(own.subsets), stream("coalitions", own.seed, 0))
-        terms = gains(self._log_probabilities, normalised, predicted, near, subsets, own.grid, own.chunk_size)
+        predict = partial(log_probabilities, self.target)
+        terms = gains(predict, normalised, predicted, near, subsets, own.grid, own.chunk_size)
         heatmaps = {name: explainer(batch["image"], predicted) for name, explainer in self.explainers.items()}
         for name, heatmap in heatmaps.items():
             check_heatmaps(name, heatmap, batch["image"], own.grid)
@@ -206,16 +206,13 @@ class TwoPointStudy(LightningModule):
         self.patch_rows.update(torch.stack([column.double() for column in columns], -1))
         return {"heatmaps": heatmaps, "classes": predicted}
 
-    def _log_probabilities(self, normalised: Tensor) -> Tensor:
-        return self.target.classify(self.target.embed(normalised)).log_softmax(-1)
-
     def on_test_epoch_end(self) -> None:
         own = self.settings
         rows = self.patch_rows.compute().reshape(-1, own.patches, 2 + len(own.subsets) + len(self.explainers))
         rows = rows[rows[:, 0, 0].argsort()]  # sorted by image, for any number of processes
-        measured = {"accuracy": rows[:, 0, 1].nanmean().item(), "images": len(rows)}
-        self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
-        self.measured |= {"precision": self.trainer.precision}
+        accuracy = rows[:, 0, 1].nanmean().item()
+        self.measured = {"images": len(rows), "precision": self.trainer.precision}
+        self.measured |= {"accuracy": accuracy} if accuracy == accuracy else {}  # NaN without labels
         expectations = dict(zip(own.subsets, rows[..., 2:].unbind(-1), strict=False))
         attributions = rows[..., 2 + len(own.subsets) :].unbind(-1)
         for name, attribution in zip(self.explainers, attributions, strict=True):
@@ -229,9 +226,8 @@ class TwoPointStudy(LightningModule):
 
     def identity(self) -> dict[str, Any]:
         """The settings that the results depend on; results are comparable only if all of these are equal."""
-        own = self.settings
-        settings = {"hops": own.hops, "patches": own.patches, "subsets": list(own.subsets), "seed": own.seed}
-        places = {"image_size": list(own.grid.size), "shape": list(own.grid.shape), "classes": "predicted"}
+        grid, settings = self.settings.grid, recipe(self.settings, without=("grid",))
+        places = {"image_size": list(grid.size), "shape": list(grid.shape), "classes": "predicted"}
         return {**self.target.identity(), **places, **settings, **self.measured}
 
 
