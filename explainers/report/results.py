@@ -237,10 +237,9 @@ class Row:
             "rows": {name: self.key},
         }
         scores = evaluation.scores
-        write_scores(
-            self.path, {} if scores is None else {self.task: ImageScores(scores.index, {name: scores.rows[name]})}
-        )
-        content = {table: {self.task: own} for table, own in tables.items()}
+        own = None if scores is None else ImageScores(scores.index, {name: scores.rows[name]})
+        write_scores(self.path, {} if own is None else {self.task: own})
+        content = {table: {self.task: part} for table, part in tables.items()}
         write_atomically(self.path, json.dumps({**content, "settings": self.settings, "runs": [run]}, indent=2))
 
 

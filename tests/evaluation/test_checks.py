@@ -171,6 +171,11 @@ def test_only_groups_of_patches_need_many_patches(make_target, digits):
         EvaluationModule(target, {}, Evaluation(grid, probes=["saco"]))
 
 
+def test_random_weights_need_the_target_that_explainers_read(target, grid):
+    with pytest.raises(InputError, match="probes=randomisation"):
+        EvaluationModule(target.train(), {}, Evaluation(grid, probes=["randomisation"]))
+
+
 @pytest.mark.parametrize("settings", [{"patches": 17}, {"subsets": (16, 0)}])
 def test_numbers_of_a_study_are_checked(grid, settings):
     with pytest.raises(InputError, match=next(iter(settings))):
