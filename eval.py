@@ -2,6 +2,11 @@
 
 from __future__ import annotations  # so that Lightning is imported by what measures, after the command was checked
 
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,26 +16,39 @@ from omegaconf import DictConfig, OmegaConf
 
 from datamodules.places import check_places
 from explainers import posthoc
-from explainers.errors import InputError, suggest_names
+from explainers.errors import InputError, check_distinct, suggest_names
 from explainers.running import program
 from explainers.running.folder import run_dir, shorten_path
 from explainers.running.inputs import check_files
 from explainers.running.processes import check_image_count, count_all_processes, launch
-from explainers.running.record import start_record
+from explainers.running.record import leave_out, start_record
 from explainers.running.settings import check_keys, check_settings, use_weights
-from explainers.saved.files import atomic, file_name, is_first_process
+from explainers.saved.files import atomic, file_hashes, file_name, is_first_process
+from explainers.saved.records import devices, leaves, versions
 
 if TYPE_CHECKING:
     from lightning import Trainer
 
-    from explainers.results.file import ResultsFile
+    from explainers.report.results import Row
 
 CONFIGS = Path(__file__).parent / "configs"
+
+NOT_MEASURED = (
+    *("name", "data_dir", "cache_dir", "trainer.default_root_dir"),  # where files are; their contents count
+    *("fresh", "tasks", "explainers", "methods"),  # what is measured; a row has the settings of its own
+    *("results", "reference", "differences", "figures", "summary", "pictures", "overlays"),  # made of results
+    *("progress", "logger", "trainer.profiler", "trainer.enable_model_summary", "trainer.enable_progress_bar"),  # shown
+    *(f"trainer.{name}" for name in ("accelerator", "devices", "num_nodes", "strategy")),  # processes measure as one
+)
+"""Config keys that change no number, as do the keys in `identity.WITHOUT_EFFECT`; any other key counts."""
+
+BATCHES = ("batch_size", "eval_batch_size")
+"""Config keys of data sets that change the measured speed, and the images under `trainer.limit_test_batches`."""
 
 
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
-    from explainers.results.file import ResultsFile
+    from explainers.report.results import join_rows
 
     check_settings(cfg, seed=int, fresh=bool, overlays=bool, differences=str)
     instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
@@ -39,20 +57,122 @@ def evaluate(cfg: DictConfig) -> None:
         for images in data.values():
             images.setup("test")  # missing images of the last task are reported before the first task is measured
             check_image_count(cfg.trainer, images, "test")
+    config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
-    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    file = ResultsFile(run_dir() / "results.json", resolved, fingerprints, cfg.fresh, count_all_processes(cfg.trainer))
+    hashes = hash_files(config)
+    rows = list_rows(run_dir(), config, fingerprints, hashes, count_all_processes(cfg.trainer))
+    missing = {task: [row for row in own if cfg.fresh or not row.path.exists()] for task, own in rows.items()}
     if launch(cfg.trainer):
         return
     start_record(cfg, run_dir(), may_differ=True)
-    file.print_changes()
+    run = {"command": sys.argv, "python": platform.python_version(), "packages": versions(), "devices": devices()}
+    for task in rows:
+        announce_rows(task, rows[task], missing[task])
     for task, images in data.items():
-        names = file.missing(task)
-        if names is not None:
-            measure(cfg, task, names, images, file)
+        if missing[task] or not rows[task]:
+            measure(cfg, task, missing[task], images, run)
         elif cfg.pictures and not isinstance(cfg.pictures.classes, int):
             print(f"{task}: pictures of the earlier command stay (fresh=true explains pictures.classes)")
+    if rows and is_first_process():
+        described = {"config": config, "files": hashes, "data": fingerprints}
+        join_rows(run_dir() / "results.json", [row for own in rows.values() for row in own], **described)
     publish(cfg)
+
+
+def list_rows(
+    folder: Path, config: Mapping[str, Any], data: Mapping[str, Any], hashes: Mapping[str, str], processes: int
+) -> dict[str, list[Row]]:
+    """Task → its rows, in the order of the config.
+
+    Args:
+        folder: folder of the run.
+        config: resolved config, in nested dicts.
+        data: task → fingerprint of its data set.
+        hashes: see `hash_files`.
+        processes: number of processes that measure.
+    """
+    from explainers.report.results import Row
+
+    rows = {}
+    for task in config["tasks"]:
+        settings = list_settings(task, config, data[task], hashes, processes)
+        rows[task] = [Row(folder, task, name, json.loads(json.dumps(own))) for name, own in settings.items()]
+    return rows
+
+
+def list_settings(
+    task: str, config: Mapping[str, Any], data: Mapping[str, Any], hashes: Mapping[str, str], processes: int = 1
+) -> dict[str, dict[str, Any]]:
+    """Explainer → all that its numbers on a task depend on; for arguments see `list_rows`.
+
+    Settings are the resolved config without the keys in `NOT_MEASURED`. Paths of files are replaced by hashes, and the
+    data set by its fingerprint. The settings of the reference explainer are added, and the number of processes if the
+    trainer limits the batches of each process.
+    """
+    explainers = list_explainers(task, config)
+    shared = {**leave_out(config, NOT_MEASURED), "task": leave_out(config["tasks"][task], ["data", "explainers"])}
+    reference = (config.get("evaluation") or {}).get("reference")
+    if reference:
+        shared["reference"] = explainers.get(reference)
+    trainer = config.get("trainer") or {}
+    limit = trainer.get("limit_test_batches")
+    whole = limit is None or isinstance(limit, float) and limit == 1  # 1.0 is all batches, 1 is a single one
+    if not whole or trainer.get("fast_dev_run"):
+        shared["processes"] = processes
+    loader = config["tasks"][task].get("data") or {}
+    fingerprint = {**data, **{key: loader[key] for key in BATCHES if key in loader}}
+    roots = tuple(f"{config[key].rstrip('/')}/" for key in ("data_dir", "cache_dir") if config.get(key))
+    return {
+        name: {**_place({"explainers": {name: node}, **shared}, roots, hashes), "data": fingerprint}
+        for name, node in explainers.items()
+    }
+
+
+def list_explainers(task: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of each explainer of a task, learned ones and methods, in their order."""
+    from explainers.posthoc.names import label_methods
+
+    own = config["tasks"][task].get("explainers") or {}
+    nodes = {name: [node, own.get(name)] if own.get(name) else node for name, node in config["explainers"].items()}
+    nodes |= {name: [None, node] for name, node in own.items() if name not in nodes}
+    methods = {label: {name: options} for label, (name, options) in label_methods(config.get("methods") or ()).items()}
+    check_distinct(**{"explainers and methods": [*nodes, *methods]})
+    return nodes | methods
+
+
+def hash_files(config: Mapping[str, Any]) -> dict[str, str]:
+    """Path → SHA-256 of every file in the config that numbers depend on; of data sets, their own fingerprints count."""
+    drawn = [key for key in NOT_MEASURED if key not in ("explainers", "methods", "tasks")]
+    tasks = {task: leave_out(node, ["data"]) for task, node in config["tasks"].items()}
+    texts = {text for _, text in leaves({**leave_out(config, drawn), "tasks": tasks}) if isinstance(text, str)}
+    paths = sorted(filter(os.path.isfile, texts))
+    return dict(zip(paths, file_hashes(paths), strict=True))
+
+
+def _place(node: Any, roots: tuple[str, ...], hashes: Mapping[str, str]) -> Any:
+    """A part of the config without keys `WITHOUT_EFFECT`, with hashes of files, and paths relative to the roots."""
+    from explainers.saved.identity import WITHOUT_EFFECT
+
+    if isinstance(node, Mapping):
+        return {name: _place(own, roots, hashes) for name, own in node.items() if name not in WITHOUT_EFFECT}
+    if isinstance(node, list | tuple):
+        return [_place(own, roots, hashes) for own in node]
+    if isinstance(node, str):
+        return hashes.get(node, next((node.removeprefix(root) for root in roots if node.startswith(root)), node))
+    return node
+
+
+def announce_rows(task: str, rows: list[Row], missing: list[Row]) -> None:
+    """Print which explainers of a task are not measured again, and why others are."""
+    if not is_first_process():
+        return
+    found = [row.explainer for row in rows if row not in missing]
+    if found:
+        print(f"{task}: not measured again: {', '.join(found)}; their files are there (fresh=true measures all)")
+    changes = {row.explainer: row.find_change() for row in missing if not row.path.exists()}
+    for name, change in changes.items():
+        if change:
+            print(f"{name} on {task}: measured again, its settings differ: {change}")
 
 
 def check(cfg: DictConfig) -> None:
@@ -82,34 +202,33 @@ def check_methods(methods: Any) -> None:
             raise InputError(f"expected a method of explainers.posthoc, got {name}: {suggest_names(name, known)}")
 
 
-def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: ResultsFile) -> None:
-    """Measure the named explainers on the images of a task, and write the numbers to the file of results."""
+def measure(cfg: DictConfig, task: str, rows: list[Row], images: Any, run: dict[str, Any]) -> None:
+    """Measure rows on the images of their task, and write each to its file with a record of this command."""
     from lightning import seed_everything
 
-    from explainers.evaluation import EvaluationModule
     from explainers.models.names import match_classes
-    from explainers.results.file import row_keys
     from explainers.running.resumption import ResumeTest
     from explainers.running.trainer import CheckSharedFolder, LabelsAsLogits, build_all, build_trainer
 
-    seed_everything(cfg.seed, workers=True, verbose=False)  # each task starts with the same seed
-    evaluation = build(cfg, cfg.tasks[task], names)
-    if isinstance(evaluation, EvaluationModule) and not names:
+    if not rows:
         raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
+    seed_everything(cfg.seed, workers=True, verbose=False)  # each task starts with the same seed
+    evaluation = build(cfg, cfg.tasks[task], [row.explainer for row in rows])
     labels = LabelsAsLogits(match_classes(images.class_names("test"), evaluation.target))
     announce(task, images.size("test"), evaluation)
-    unfinished = ResumeTest(run_dir() / "unfinished", task, file.key(task))
+    keys = {row.explainer: row.key for row in rows}
+    unfinished = ResumeTest(run_dir() / "unfinished", task, ",".join(keys.values()))
     if cfg.fresh:
         unfinished.remove()
-    settings = row_keys(file.settings[task])
-    pictures = [instantiate(cfg.pictures, name=task, settings=settings)] if cfg.pictures else []
+    pictures = [instantiate(cfg.pictures, name=task, keys=keys)] if cfg.pictures else []
     progress = [instantiate(cfg.progress, name=task)] if cfg.progress else []
     callbacks = [CheckSharedFolder(run_dir()), labels, *pictures, *progress, unfinished]
     trainer = build_trainer(cfg.trainer, callbacks=callbacks, logger=build_all(cfg.get("logger")))
     trainer.test(evaluation, images, verbose=False)
     if hasattr(images, "dataset"):  # FFCV has none
         print_corrupt(task, images.dataset("test"), trainer)
-    file.add(task, evaluation)
+    for row in rows:
+        row.write(evaluation, run)
     unfinished.remove()
 
 
@@ -137,7 +256,7 @@ def build_named(group: str, name: str, node: DictConfig | None, **given: Any) ->
 
 def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
     """Build the evaluation of a task, with the task's target, the named explainers and the reference."""
-    target = instantiate(cfg.target, **(settings.get("target") or {}))
+    target = instantiate(cfg.target, **(settings.get("target") or {})).eval()  # explainers copy one in training mode
     nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
     wanted = {*names, cfg.evaluation.get("reference")}
     explainers = {
@@ -146,8 +265,7 @@ def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
         if name in wanted
     }
     explainers |= posthoc.build_all(cfg.methods, target, instantiate(cfg.grid), wanted)
-    only = {"measured": names} if explainers.keys() - set(names) else {}
-    return instantiate(cfg.evaluation)(target=target, explainers=explainers, **only)
+    return instantiate(cfg.measurement)(target, explainers, instantiate(cfg.evaluation), names)
 
 
 def announce(task: str, images: int, evaluation: Any) -> None:

@@ -12,9 +12,10 @@ import pytest
 import benchmarks.papers
 import datamodules
 import explainers
-from benchmarks.papers.approximation import TwoPointStudy
+from benchmarks.papers.approximation import Subsets
 from benchmarks.papers.general import General
 from datamodules.datasets import unlabelled_images
+from eval import list_explainers
 from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
@@ -25,7 +26,8 @@ from explainers.auditing.hiding import hide
 from explainers.auditing.measures import hide_group
 from explainers.auditing.repair import hide_members
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
-from explainers.evaluation.evaluation import check_target
+from explainers.evaluation.measurement import check_target
+from explainers.evaluation.sweep import Sweep
 from explainers.images.transform import ImageTransform
 from explainers.metrics.perturbation import perturbation_sweep
 from explainers.models import as_target
@@ -34,8 +36,7 @@ from explainers.models.mapping import Inputs
 from explainers.models.scores import log_odds, log_probabilities, scale_logits
 from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import label_methods
-from explainers.results.file import list_explainers
-from explainers.results.reading import read_results
+from explainers.report.results import read_results
 from explainers.runtime.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss
@@ -58,7 +59,7 @@ EXCLUDED = {
         "TargetModel checks its score",
     ),
     exported_target: "TargetModel checks its score",
-    check_target: "Evaluation checks its curves",
+    **dict.fromkeys((check_target, Sweep), "Evaluation checks its curves and removals"),
     **dict.fromkeys((hide, hide_group, hide_members), "measure_groups and repair check their removal"),
     ImageTransform: "configs and processors name its resize, which their readers check",
     General: "its class_map is `same` or a list of numbers",
@@ -135,7 +136,7 @@ LISTS = [taker for taker in CHECKED if get_origin(hint_of(*taker[:2])) not in (L
 def test_lists_of_choices_are_found():
     found = {(taker.__name__, name) for taker, name, _ in LISTS}
     of_evaluations = {("Evaluation", name) for name in ("curves", "removals", "probes", "localization", "agreement")}
-    assert of_evaluations | {("Localization", "names"), ("CoalitionTeacher", "removals")} <= found
+    assert of_evaluations | {("CoalitionTeacher", "removals")} <= found
     repeated = {(taker, name) for taker, name, _ in LISTS if REPEATED in get_args(hint_of(taker, name))}
     assert repeated == {(PropagationTeacher, "functionals"), (random_functionals, "kinds")}
 
@@ -155,13 +156,13 @@ def test_a_choice_that_is_listed_twice_is_refused_unless_each_is_a_draw_of_its_o
     ("given", "call"),
     [
         ("hops once, got 1, 1", lambda target, grid: TVELoss(target, grid, [1, 1])),
-        ("subsets once, got 2, 3, 2", lambda target, grid: TwoPointStudy(target, grid, {}, subsets=[2, 3, 2])),
+        ("subsets once, got 2, 3, 2", lambda target, grid: Subsets(grid, subsets=[2, 3, 2])),
         ("lambda_2 once, got 0.5, 0.5", lambda target, grid: vector(target, grid, lambda_2=[0.5, 0.5])),
         (
             "methods once, got GAE, RISE, GAE",
             lambda target, grid: label_methods(["GAE", "RISE", {"GAE": {}}]),
         ),
-        ("explainers and methods once, got GAE, GAE", lambda target, grid: list_explainers("a", ONE_NAME, {})),
+        ("explainers and methods once, got GAE, GAE", lambda target, grid: list_explainers("a", ONE_NAME)),
         ("results.files once, got ", lambda target, grid: read_results(["a.json", "b.json", "./a.json"])),
         (
             "roots once, got ",

@@ -17,8 +17,8 @@ from datamodules.images import Images
 from explainers import posthoc
 from explainers.anyhead import AnyHead, PropagationTeacher
 from explainers.anyhead.functionals import Functional
-from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.sweep import Probe
+from explainers.evaluation import Evaluation, EvaluationModule
+from explainers.evaluation.probes import ProbeName
 from explainers.metrics.agreement import Agreement
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import Localized
@@ -71,11 +71,11 @@ def test_every_measurement_is_made_on_the_device(make_target, grid, tmp_path):
     target = make_target(num_classes=10)
     data = Images(test=lambda: Digits("test", size=2, image_size=32), batch_size=2, num_workers=0)
     explainers = {"chance": posthoc.Chance(None, grid), "self": self_explaining(target, grid, 10)}
-    every = {"probes": get_args(Probe), "localization": get_args(Localized), "agreement": get_args(Agreement)}
+    every = {"probes": get_args(ProbeName), "localization": get_args(Localized), "agreement": get_args(Agreement)}
 
     def measure(callbacks, device):
         settings = {"removals": ["black"], "levels": 3, "reference": "self"} | every
-        evaluation = Evaluation(grid, curves=list(CURVES), **settings)(target, explainers)
+        evaluation = EvaluationModule(target, explainers, Evaluation(grid, curves=list(CURVES), **settings))
         trainer = Trainer(inference_mode=False, callbacks=callbacks, **SILENT, **device)
         trainer.test(evaluation, data, verbose=False)
         return evaluation.results

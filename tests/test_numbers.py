@@ -11,7 +11,7 @@ import torch
 
 import benchmarks.papers
 import explainers
-from benchmarks.papers.approximation import TwoPointStudy
+from benchmarks.papers.approximation import Subsets
 from explainers import posthoc
 from explainers.errors import InputError, check_range
 from explainers.evaluation import Evaluation
@@ -33,7 +33,7 @@ LIGHT = partial(LightNetwork, blocks=[0], width=12, depth=1)
 SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
 BUILDERS = {
     Evaluation: lambda target, **settings: Evaluation(**settings),
-    TwoPointStudy: partial(TwoPointStudy, explainers={}),
+    Subsets: lambda target, **settings: Subsets(**settings),
     TVE: partial(TVE, network=LIGHT),
     CoalitionValues: partial(CoalitionValues, count=3),
     MaskedPairs: partial(MaskedPairs, normalised=torch.zeros(1, 3, 32, 32), removal="zero"),
@@ -101,7 +101,7 @@ def test_a_number_that_makes_no_sense_is_refused(target, grid, builder, settings
 
 def test_all_that_works_in_chunks_is_found():
     found = {taker for taker, _, _ in CHUNKED}
-    assert {Evaluation, TwoPointStudy, TVELoss, Oracle, ShapleyLabels, KernelSHAP} < found
+    assert {Evaluation, Subsets, TVELoss, Oracle, ShapleyLabels, KernelSHAP} < found
     assert {posthoc.RISE, posthoc.LIME, posthoc.Saliency, posthoc.ViTCX, posthoc.ScoreCAM} < found and len(found) >= 18
 
 

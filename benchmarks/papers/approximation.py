@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,15 +14,17 @@ from torchmetrics import CatMetric
 
 from benchmarks.papers.figures import require
 from explainers import Explainer
-from explainers.errors import InputError, check_distinct, check_positive
-from explainers.evaluation.evaluation import check_heatmaps, check_target
+from explainers.errors import InputError, check_distinct, check_positive, check_range
+from explainers.evaluation.measurement import check_heatmaps, check_target
 from explainers.evaluation.passes import find_modules, forward_passes
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import rank_correlation, spearman
 from explainers.models import TargetModel
 from explainers.report.labels import make_title
-from explainers.results.reading import Results
+from explainers.report.results import Results
 from explainers.runtime.sampling import random_patches, stream, uniform
+from explainers.saved.identity import recipe
+from explainers.tve.oracle import Oracle
 
 
 def random_subsets(index: Tensor, patches: Tensor, near: Tensor, count: int, seed: int) -> Tensor:
@@ -54,21 +58,13 @@ def gains(
     subsets: Tensor,
     grid: PatchGrid,
     chunk_size: int = 256,
-) -> tuple[Tensor, Tensor]:
-    """The gain log f(N(z) ∪ B) − log f(B) in the log-probability of a class, for two fixed B and for sampled B.
-
-    Equation 3 is the mean gain over B = Z(x) \\ N(z) and B = ∅:
-
-        ½ [log f(Z(x)) − log f(Z(x) \\ N(z)) + log f(N(z)) − log f(∅)]
-
-    Equation 4 leaves out the factor ½ and the term log f(Z(x)) − log f(∅), which are the same for all patches of an
-    image. It ranks the patches of an image equally, but its values are not comparable between images.
+) -> Tensor:
+    """The gain log f(N(z) ∪ B) − log f(B) in the log-probability of a class, whose mean over B estimates Equation 2.
 
     >>> images, near = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([[[True, False, False, False]]])
     >>> grid, subsets = PatchGrid(image_size=2, patch_size=1), torch.tensor([[[[False, True, False, False]]]])
-    >>> two_point, terms = gains(lambda x: x.sum((2, 3)) ** 2, images, torch.tensor([0]), near, subsets, grid)
-    >>> two_point.tolist(), terms.tolist()  # (10² − 9² + 1² − 0²) / 2 and (1 + 2)² − 2²
-    ([[10.0]], [[[5.0]]])
+    >>> gains(lambda x: x.sum((2, 3)) ** 2, images, torch.tensor([0]), near, subsets, grid).tolist()  # (1 + 2)² − 2²
+    [[[5.0]]]
 
     Args:
         predict: normalised images (b, C, H, W) → log-probabilities (b, K).
@@ -80,23 +76,69 @@ def gains(
         chunk_size: maximum number of masked images in memory.
 
     Returns:
-        Equation 3, (B, Z), and the gains for the sampled B, (B, Z, count), whose mean estimates Equation 2.
+        (B, Z, count).
     """
-    num_sampled, count = subsets.shape[1:3]
-    ends = torch.tensor([True, False], device=near.device)[None, :, None].expand(len(images), -1, near.shape[-1])
-    with_near = (subsets | near[:, :, None]).flatten(1, 2)
-    keep = torch.cat([ends, near, ~near, subsets.flatten(1, 2), with_near], 1)  # (B, M, N), M = 2 + 2·Z·(1 + count)
+    with_near = subsets | near[:, :, None]
+    keep = torch.cat([subsets.flatten(1, 2), with_near.flatten(1, 2)], 1)  # (B, M, N), M = 2·Z·count
     scores = masked_forward(predict, images, keep, grid, chunk_size=chunk_size)  # (B, M, K)
     scores = scores.gather(-1, classes[:, None, None].expand(-1, keep.shape[1], 1)).squeeze(-1).double()
-    sizes = [1, 1, num_sampled, num_sampled, num_sampled * count, num_sampled * count]
-    everything, nothing, only_near, without, alone, together = scores.split(sizes, 1)
-    return (everything - without + only_near - nothing) / 2, (together - alone).unflatten(1, (num_sampled, -1))
+    alone, together = scores.chunk(2, 1)
+    return (together - alone).unflatten(1, subsets.shape[1:3])
+
+
+def log_probabilities(target: TargetModel, normalised: Tensor) -> Tensor:
+    """Compute log f of normalised images (B, C, H, W), for all classes: (B, K)."""
+    return target.classify(target.embed(normalised)).log_softmax(-1)
+
+
+class TwoPoint(Oracle):
+    """Equation 3, the mean gain over B = Z(x) \\ N(z) and B = ∅, for arguments see `Oracle`.
+
+        ½ [log f(Z(x)) − log f(Z(x) \\ N(z)) + log f(N(z)) − log f(∅)]
+
+    Equation 4, the oracle's, leaves out the factor ½ and the term log f(Z(x)) − log f(∅), which are the same for all
+    patches of an image. It ranks the patches of an image equally, but its values are not comparable between images.
+    """
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        normalised = self.target.normalise(images)
+        gain = log_probabilities(self.target, normalised) - log_probabilities(self.target, torch.zeros_like(normalised))
+        return (super().forward(images, classes) + gain.take_along_dim(classes[:, None], 1)[..., None]) / 2
+
+
+@dataclass(frozen=True)
+class Subsets:
+    """Settings of a study of sampled subsets.
+
+    Args:
+        grid: the patches.
+        hops: radius of N(z), in patches.
+        patches: Z, number of sampled patches of each image.
+        subsets: numbers of sampled subsets; a smaller number uses the first subsets of the largest.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the draws of patches and subsets.
+    """
+
+    grid: PatchGrid
+    hops: int = 2
+    patches: int = 16
+    subsets: Sequence[int] = (16, 32)
+    chunk_size: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(chunk_size=self.chunk_size)
+        if not self.subsets or min(self.subsets) < 1:
+            raise InputError(f"expected subsets, numbers above 0, such as [16, 32], got {list(self.subsets)}")
+        check_distinct(subsets=self.subsets)
+        check_range(2, self.grid.num_patches, patches=self.patches)
 
 
 class TwoPointStudy(LightningModule):
-    """Measures how Equation 3, called `two_point`, and other attributions correlate with Equation 2.
+    """Measures how attributions correlate with Equation 2 (`metrics=two_point`).
 
-    It replaces `EvaluationModule` (`metrics=two_point`). For each attribution of the predicted class, `results` holds:
+    For each attribution of the predicted class, `results` holds:
 
     - `attribution`: its value for every sampled patch.
     - `expectation_<count>`: the mean gain of each patch over its first `count` subsets.
@@ -105,13 +147,9 @@ class TwoPointStudy(LightningModule):
 
     Args:
         target: the model to explain.
-        grid: the patches.
-        explainers: name → explainer of this target on this grid, to compare with `two_point`.
-        hops: radius of N(z), in patches.
-        patches: Z, number of sampled patches of each image.
-        subsets: numbers of sampled subsets; a smaller number uses the first subsets of the largest.
-        chunk_size: maximum number of masked images in memory.
-        seed: seed of the draws of patches and subsets.
+        explainers: name → explainer of this target on this grid, such as `TwoPoint`.
+        settings: what is measured.
+        measured: names of the explainers to measure; `None` measures all.
     """
 
     near: Tensor
@@ -119,35 +157,17 @@ class TwoPointStudy(LightningModule):
     def __init__(
         self,
         target: TargetModel,
-        grid: PatchGrid,
         explainers: Mapping[str, Explainer],
-        hops: int = 2,
-        patches: int = 16,
-        subsets: Sequence[int] = (16, 32),
-        chunk_size: int = 256,
-        seed: int = 0,
+        settings: Subsets,
+        measured: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        check_target(target, grid)
-        check_positive(chunk_size=chunk_size)
-        if not subsets or min(subsets) < 1:
-            raise InputError(f"expected subsets, one number or more above 0, such as [16, 32], got {list(subsets)}")
-        check_distinct(subsets=subsets)
-        if "two_point" in explainers:
-            raise InputError("expected no explainer named two_point, which is the name of Equation 3: rename it")
-        if not 2 <= patches <= grid.num_patches:
-            raise InputError(f"expected 2 to {grid.num_patches} patches of each image to correlate, got {patches}")
-        self.target = target.eval()
-        self.grid = grid
-        # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
-        self.explainers = dict(explainers)
-        self.parts = find_modules(explainers.values()).eval()
-        self.hops = hops
-        self.patches = patches
-        self.subsets = tuple(subsets)
-        self.chunk_size = chunk_size
-        self.seed = seed
-        self.register_buffer("near", neighbourhoods(grid, hops), persistent=False)
+        check_target(target, settings.grid)
+        self.target = target
+        self.settings = settings
+        self.explainers = {name: explainers[name] for name in (explainers if measured is None else measured)}
+        self.parts = find_modules(self.explainers.values())
+        self.register_buffer("near", neighbourhoods(settings.grid, settings.hops), persistent=False)
         self.patch_rows = CatMetric(nan_strategy="disable")  # one row for each image and patch
         self.results: dict[str, dict[str, Any]] = {}
         self.scores = None  # its numbers are of patches
@@ -157,46 +177,46 @@ class TwoPointStudy(LightningModule):
     def columns(self) -> dict[str, str]:
         """Column titles of the numbers in `results` that tables show."""
         titles = {"pearson": "r, {} subsets ↑", "spearman": "ρ, {} subsets ↑", "within_images": "ρ within images, {} ↑"}
-        return {f"{key}_{count}": title.format(count) for key, title in titles.items() for count in self.subsets}
+        return {
+            f"{key}_{count}": title.format(count) for key, title in titles.items() for count in self.settings.subsets
+        }
 
     @property
     def forward_passes(self) -> dict[str, int]:
         """Forward passes of the target for each image, by explainer; `coalitions` are those of the study."""
-        return forward_passes(self.explainers) | {"coalitions": 3 + 2 * self.patches * (1 + max(self.subsets))}
+        coalitions = 1 + 2 * self.settings.patches * max(self.settings.subsets)
+        return forward_passes(self.explainers) | {"coalitions": coalitions}
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
-        normalised, index = self.target.normalise(batch["image"]), batch["index"]
+        own, index, normalised = self.settings, batch["index"], self.target.normalise(batch["image"])
         predicted = self.target.classify(self.target.embed(normalised)).argmax(-1)
-        patches = random_patches(index, self.grid.num_patches, self.patches, stream("patches", self.seed, 0))
+        patches = random_patches(index, own.grid.num_patches, own.patches, stream("patches", own.seed, 0))
         near = self.near[patches]  # (B, Z, N)
-        subsets = random_subsets(index, patches, near, max(self.subsets), stream("coalitions", self.seed, 0))
-        two_point, terms = gains(
-            self._log_probabilities, normalised, predicted, near, subsets, self.grid, self.chunk_size
-        )
+        subsets = random_subsets(index, patches, near, max(own.subsets), stream("coalitions", own.seed, 0))
+        predict = partial(log_probabilities, self.target)
+        terms = gains(predict, normalised, predicted, near, subsets, own.grid, own.chunk_size)
         heatmaps = {name: explainer(batch["image"], predicted) for name, explainer in self.explainers.items()}
         for name, heatmap in heatmaps.items():
-            check_heatmaps(name, heatmap, batch["image"], self.grid)
+            check_heatmaps(name, heatmap, batch["image"], own.grid)
         right = (predicted == batch["label"]).double().masked_fill(batch["label"] < 0, torch.nan)  # (B,)
-        attributions = [two_point, *(heatmap.flatten(1).gather(1, patches) for heatmap in heatmaps.values())]
-        expectations = [terms[..., :count].mean(-1) for count in self.subsets]
+        attributions = [heatmap.flatten(1).gather(1, patches) for heatmap in heatmaps.values()]
+        expectations = [terms[..., :count].mean(-1) for count in own.subsets]
         of_image = [column[:, None].expand_as(patches) for column in (index, right)]
         columns = [*of_image, *expectations, *attributions]
         self.patch_rows.update(torch.stack([column.double() for column in columns], -1))
         return {"heatmaps": heatmaps, "classes": predicted}
 
-    def _log_probabilities(self, normalised: Tensor) -> Tensor:
-        return self.target.classify(self.target.embed(normalised)).log_softmax(-1)
-
     def on_test_epoch_end(self) -> None:
-        rows = self.patch_rows.compute().reshape(-1, self.patches, 2 + len(self.subsets) + 1 + len(self.explainers))
+        own = self.settings
+        rows = self.patch_rows.compute().reshape(-1, own.patches, 2 + len(own.subsets) + len(self.explainers))
         rows = rows[rows[:, 0, 0].argsort()]  # sorted by image, for any number of processes
-        measured = {"accuracy": rows[:, 0, 1].nanmean().item(), "images": len(rows)}
-        self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
-        self.measured |= {"precision": self.trainer.precision}
-        expectations = dict(zip(self.subsets, rows[..., 2:].unbind(-1), strict=False))
-        attributions = rows[..., 2 + len(self.subsets) :].unbind(-1)
-        for name, attribution in zip(("two_point", *self.explainers), attributions, strict=True):
-            numbers: dict[str, Any] = {"images": len(rows), "subsets": list(self.subsets)}
+        accuracy = rows[:, 0, 1].nanmean().item()
+        self.measured = {"images": len(rows), "precision": self.trainer.precision}
+        self.measured |= {"accuracy": accuracy} if accuracy == accuracy else {}  # NaN without labels
+        expectations = dict(zip(own.subsets, rows[..., 2:].unbind(-1), strict=False))
+        attributions = rows[..., 2 + len(own.subsets) :].unbind(-1)
+        for name, attribution in zip(self.explainers, attributions, strict=True):
+            numbers: dict[str, Any] = {"images": len(rows), "subsets": list(own.subsets)}
             numbers["attribution"] = attribution.flatten().tolist()
             for count, expectation in expectations.items():
                 numbers[f"expectation_{count}"] = expectation.flatten().tolist()
@@ -206,17 +226,9 @@ class TwoPointStudy(LightningModule):
 
     def identity(self) -> dict[str, Any]:
         """The settings that the results depend on; results are comparable only if all of these are equal."""
-        return {
-            **self.target.identity(),
-            "image_size": list(self.grid.size),
-            "shape": list(self.grid.shape),
-            "hops": self.hops,
-            "patches": self.patches,
-            "subsets": list(self.subsets),
-            "seed": self.seed,
-            "classes": "predicted",
-            **self.measured,
-        }
+        grid, settings = self.settings.grid, recipe(self.settings, without=("grid",))
+        places = {"image_size": list(grid.size), "shape": list(grid.shape), "classes": "predicted"}
+        return {**self.target.identity(), **places, **settings, **self.measured}
 
 
 def correlations(first: Tensor, second: Tensor) -> dict[str, float]:

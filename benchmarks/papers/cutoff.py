@@ -12,7 +12,7 @@ from explainers.errors import InputError
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS
 from explainers.report.labels import choose_colours, legend_below, make_title
-from explainers.results.reading import Results
+from explainers.report.results import Results
 
 TITLES = {name: shape.title for name, shape in CURVES.items()} | {
     number: title for metric in LOCALIZATIONS.values() for number, title in metric.columns.items()

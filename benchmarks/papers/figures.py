@@ -18,7 +18,7 @@ from explainers.report.labels import (
     make_title,
     names_in,
 )
-from explainers.results.reading import COSTS, Results
+from explainers.report.results import COSTS, Results
 
 SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
 

@@ -11,7 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from benchmarks.papers.figures import numbers_with_arrows, require
 from explainers.errors import InputError
 from explainers.report.labels import direction, legend_below, make_title, names_in
-from explainers.results.reading import Results
+from explainers.report.results import Results
 
 SAFE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 """Colours that people with any colour vision can tell apart (Okabe and Ito, 2008)."""

@@ -19,7 +19,7 @@ from explainers.errors import InputError, checks_choices
 from explainers.metrics.agreement import Agreement
 from explainers.report.labels import choose_colours, legend_below, make_title, names_in
 from explainers.report.lambda_figure import lambda_curves
-from explainers.results.reading import Results
+from explainers.report.results import Results
 from explainers.vectors.lambda_sweep import best_point
 
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from explainers.errors import InputError
+from explainers.report.results import read_columns, read_results
 from explainers.report.tables import markdown, rows
-from explainers.results.reading import read_columns, read_results
 from explainers.saved.files import write_atomically
 
 

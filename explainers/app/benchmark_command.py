@@ -72,9 +72,9 @@ def build_sessions(options: Namespace) -> list[Session]:
 
 def print_tables(result: Any, minus: str) -> dict[str, Any]:
     """Print the numbers of an `EvaluationResult`, and their differences from one explainer; return all differences."""
+    from explainers.metrics.means import ImageScores
     from explainers.report.differences import compare_pairs, difference_tables
     from explainers.report.tables import markdown, rows
-    from explainers.results.reading import ImageScores
 
     task = f"{len(result.images)} image{'s' * (len(result.images) > 1)}"
     print(markdown(rows({task: result.numbers}, result.columns)))

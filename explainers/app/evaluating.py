@@ -1,6 +1,6 @@
 """How faithful explainers are on some photos: `explainers.evaluate(model, explainers, images)`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +14,8 @@ from explainers.app.choosing import Method, choose, choose_batch_size, estimate_
 from explainers.app.photos import Images, Photo, list_photos
 from explainers.app.session import Classes, Session
 from explainers.errors import InputError, checks_choices
-from explainers.evaluation.evaluation import Evaluation, measure
+from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.measurement import Measurement
 from explainers.evaluation.result import COST_COLUMNS, CURVES, EvaluationResult
 from explainers.masking import PatchGrid, Removal, read_heatmaps
 from explainers.metrics.curves import Curve
@@ -95,7 +96,7 @@ def measure_photos(
     batch_size: int | None = None,
     classes: Classes = None,
 ) -> EvaluationResult:
-    """Measure chance and explainers of a session's model, see `measure`; an interruption has a note how far it came.
+    """Measure chance and explainers of a session's model; an interruption has a note how far it came.
 
     `batch_size` is the number of images at once; `None` for what fits, at most `BATCH`.
     """
@@ -111,19 +112,21 @@ def measure_photos(
             count = f"got {len(each.heatmaps)} for {len(photos)} images"
             raise InputError(f"explainers= {name}: expected one heatmap of each image, in their order, {count}")
 
-    def batches() -> Iterator[dict[str, Tensor]]:
+    measurement = Measurement(session.target, explainers, settings).in_one_process()
+    try:
         for batch, pixels, places in session.batches(photos, "measuring", batch_size, passes):
             labels = [chosen[place] for place in places]
             for each in saved.values():
                 each.places = places
-            yield {"image": pixels} | ({} if None in labels else {"label": torch.tensor(labels)})
+            measurement.update({"image": pixels} | ({} if None in labels else {"label": torch.tensor(labels)}))
             names.extend(photo.name for photo in batch)  # once they are measured
-
-    try:
-        numbers, scores = measure(session.target, explainers, batches(), settings)
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"after {len(names)} of {len(photos)} images")
         raise
+    numbers, scores = measurement.summarise()
+    for row in numbers.values():
+        if "images_per_second" in row:
+            row["seconds_per_image"] = 1 / row.pop("images_per_second")
     columns = curve_columns(settings.curves) | COST_COLUMNS
     return EvaluationResult(numbers, scores.rows, names, columns, asdict(session.transform))
 

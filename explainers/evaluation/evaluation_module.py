@@ -7,12 +7,13 @@ from lightning import LightningModule
 from torch import Tensor
 
 from explainers import Explainer
-from explainers.evaluation.evaluation import Evaluation, Measurement
+from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.measurement import Measurement, list_columns
+from explainers.metrics.means import ImageScores
 from explainers.models import TargetModel
-from explainers.results.reading import ImageScores
 
 
-class EvaluationModule(LightningModule):
+class EvaluationModule(Measurement, LightningModule):
     """Measures explainers in `Trainer.test`; afterwards `results` holds the numbers of each, `scores` those of images.
 
     For arguments see `Measurement`.
@@ -25,38 +26,27 @@ class EvaluationModule(LightningModule):
         settings: Evaluation,
         measured: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
-        self.settings = settings
-        self.columns = settings.columns
-        self.measurement = Measurement(target, explainers, settings, measured).eval()
-        self.target = self.measurement.target
-        self.explainers = self.measurement.explainers
-        self.names = self.measurement.names
+        super().__init__(target, explainers, settings, measured)
         self.results: dict[str, dict[str, Any]] = {}
         self.scores: ImageScores | None = None
         self.measured: dict[str, Any] = {}
-        self.batches = 0
-        """Number of batches that this process has measured; a batch of an earlier number is skipped."""
 
     @property
-    def forward_passes(self) -> dict[str, int]:
-        """See `Measurement.forward_passes`."""
-        return self.measurement.forward_passes
+    def columns(self) -> dict[str, str]:
+        """See `list_columns`."""
+        return list_columns(self.settings)
 
     def identity(self) -> dict[str, Any]:
         """Identity of target and settings; after the test also `images`, `precision` and, with labels, `accuracy`."""
         return self.target.identity() | self.settings.identity() | self.measured
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any] | None:
-        if batch_idx < self.batches:
-            return None
-        found = self.measurement.update(batch, timed=batch_idx > 0)
-        self.batches = batch_idx + 1
-        return found
+        """Measure a batch, unless an earlier command has measured it."""
+        return None if batch_idx < self.batches else self.update(batch)
 
     def on_test_epoch_end(self) -> None:
-        self.results, self.scores = self.measurement.summarise()
-        measured = {"accuracy": self.measurement.accuracy.compute().item(), "images": len(self.scores.index)}
+        self.results, self.scores = self.summarise()
+        measured = {"accuracy": self.accuracy.compute().item(), "images": len(self.scores.index)}
         self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
         self.measured |= {"precision": self.trainer.precision}
         logged = {f"{name}/{key}": value for name, row in self.results.items() for key, value in row.items()}

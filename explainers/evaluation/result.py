@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from explainers.evaluation.evaluation import Evaluation, measure
+from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.measurement import Measurement
 from explainers.masking import PatchGrid
 from explainers.metrics.cost import Passes
 from explainers.metrics.curves import Curve
@@ -92,7 +93,7 @@ def explain_by_baselines(explainer: Any, images: Tensor) -> tuple[dict[str, Tens
 
 
 def measure_beside_baselines(explainer: Any, batches: Iterable[Tensor], levels: int) -> dict[str, dict[str, float]]:
-    """Measure the fidelity of an explainer and its baselines, see `measure`.
+    """Measure the fidelity of an explainer and its baselines, in this process.
 
     Args:
         explainer: a trained explainer, with its `target` and `grid`.
@@ -104,6 +105,9 @@ def measure_beside_baselines(explainer: Any, batches: Iterable[Tensor], levels: 
     """
     explainers = {type(explainer).__name__: explainer, **build_baselines(explainer.target, explainer.grid)}
     settings = Evaluation(explainer.grid, CURVES, levels, localization=(), agreement=())
-    results, _ = measure(explainer.target, explainers, ({"image": images} for images in batches), settings)
+    measurement = Measurement(explainer.target, explainers, settings).in_one_process()
+    for images in batches:
+        measurement.update({"image": images})
+    results, _ = measurement.summarise()
     keys = [key for name in CURVES for key in (name, f"{name}_error")]
     return {name: {key: float(row[key]) for key in keys if key in row} for name, row in results.items()}

@@ -1,17 +1,12 @@
 """What is left of the confidence p, the probability of the explained class: ROAD, average drop and increase, ARCC."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.masking import select_most_important
-from explainers.metrics.means import MeanOfImages
 from explainers.metrics.perturbation import importance_order
 from explainers.models.inputs import WHITE
-
-Confidence = Literal["road", "average_drop", "average_increase", "arcc"]
 
 
 def road_masks(scores: Tensor, index: Tensor) -> Tensor:
@@ -78,40 +73,3 @@ def arcc(masks: Tensor, again: Tensor, outputs: Tensor) -> Tensor:
     difference = 2 * road(outputs.unflatten(1, (2, -1))[..., 1::2].flatten(1))
     parts = torch.stack([coherency, 1 - masks.double().mean((1, 2)), difference.clamp(0, 1)])
     return len(parts) / (1 / parts).sum(0)
-
-
-class ROAD(MeanOfImages):
-    """ROAD, averaged over images, see `road`."""
-
-    column = "ROAD ↑"
-
-    def update(self, outputs: Tensor) -> None:
-        self.add(road(outputs))
-
-
-class AverageDrop(MeanOfImages):
-    """The share of the confidence that an image loses when its heatmap masks it, see `average_drop`."""
-
-    column = "Average drop ↓"
-    higher_is_better = False
-
-    def update(self, whole: Tensor, faded: Tensor) -> None:
-        self.add(average_drop(whole, faded))
-
-
-class AverageIncrease(MeanOfImages):
-    """The share of images whose confidence rises when their heatmap masks them (Grad-CAM++, Section 5.1.2)."""
-
-    column = "Average increase ↑"
-
-    def update(self, whole: Tensor, faded: Tensor) -> None:
-        self.add((faded > whole).double())
-
-
-class ARCC(MeanOfImages):
-    """ARCC, averaged over images, see `arcc`."""
-
-    column = "ARCC ↑"
-
-    def update(self, masks: Tensor, again: Tensor, outputs: Tensor) -> None:
-        self.add(arcc(masks, again, outputs))

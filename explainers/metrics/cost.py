@@ -1,11 +1,9 @@
 """What an explanation costs, time, memory and forward passes, and what explainers count while they explain."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from explainers.metrics.means import MeanOfImages, Metric, MetricCollection
+from explainers.metrics.means import Metric
 
 NUMBERS = {
     "masks": "Masks",
@@ -77,30 +75,3 @@ class Passes(Metric):
 
     def compute(self) -> Tensor:
         return (self.passes / self.images.clamp(min=1)).round().long()
-
-
-class ExplainerStatistic(MeanOfImages):
-    """Mean over images of one of the `NUMBERS`."""
-
-    def update(self, values: Tensor) -> None:
-        """Add the numbers of some images, (B,)."""
-        self.add(values.float())
-
-
-class ExplainerStatistics(MetricCollection):
-    """Means over images of the `NUMBERS` of an explainer; NaN for what it does not measure.
-
-    >>> metric = ExplainerStatistics()
-    >>> metric.add({"masks": torch.tensor([60, 70])})
-    >>> metric["masks"].compute().item(), metric["masks"].standard_error().item()
-    (65.0, 5.0)
-    """
-
-    def __init__(self) -> None:
-        # Compute groups would merge metrics whose states happen to be equal after the first batch
-        super().__init__({name: ExplainerStatistic() for name in NUMBERS}, compute_groups=False)
-
-    def add(self, numbers: Mapping[str, Tensor]) -> None:
-        """Add the numbers of some images, (B,) each."""
-        for name, values in numbers.items():
-            self[name].update(values)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import InputError, checks_choices, needs
-from explainers.metrics.means import MeanOfImages, MetricCollection, PerImage, moments
+from explainers.errors import InputError, needs
+from explainers.metrics.means import MeanOfImages, PerImage, moments
 
 Localized = Literal["pointing_game", "average_precision", "segmentation", "box_accuracy"]
 
@@ -270,12 +270,3 @@ LOCALIZATIONS: dict[str, Any] = {
     "box_accuracy": BoxAccuracy,
 }
 """Name → metric. Its `columns` map the names of its numbers to titles in tables."""
-
-
-class Localization(MetricCollection):
-    """The metrics of `LOCALIZATIONS` with the given names."""
-
-    @checks_choices
-    def __init__(self, names: Sequence[Localized] = ("pointing_game", "average_precision", "segmentation")) -> None:
-        # Compute groups would merge metrics whose states happen to be equal after the first batch
-        super().__init__({name: LOCALIZATIONS[name]() for name in names}, compute_groups=False)

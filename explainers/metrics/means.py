@@ -1,6 +1,7 @@
 """Means and ratios over all images; numbers of single images with standard errors; the values of several metrics."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from explainers.errors import needs
 
 try:
-    from torchmetrics import Metric, MetricCollection
+    from torchmetrics import Metric
 except ModuleNotFoundError:  # the formulas can be imported without it
 
     class TorchmetricsMissing(nn.Module):
@@ -18,7 +19,7 @@ except ModuleNotFoundError:  # the formulas can be imported without it
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             needs("torchmetrics", "methods", type(self).__name__)
 
-    Metric = MetricCollection = TorchmetricsMissing  # type: ignore[assignment, misc]
+    Metric = TorchmetricsMissing  # type: ignore[assignment, misc]
 
 
 def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,13 +133,19 @@ class MeanOfImages(PerImage):
             return moments(self.rows())[2][0].float()
 
 
+class MeanOfValues(MeanOfImages):
+    """Mean over images of a number that is computed before; its title in tables stands beside what computes it."""
+
+    def update(self, values: Tensor) -> None:
+        """Add the numbers of some images, (B,)."""
+        self.add(values)
+
+
 def collect_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
     """Name → number of each image, (images,), of those metrics (by name) that keep them."""
     scores: dict[str, Tensor] = {}
     for name, metric in metrics.items():
-        if isinstance(metric, MetricCollection):
-            scores |= collect_scores(dict(metric.items()))
-        elif isinstance(metric, PerImage):
+        if isinstance(metric, PerImage):
             scores |= metric.scores(name)
     return scores
 
@@ -161,3 +168,33 @@ def numbers(metrics: Mapping[str, Any], scores: Mapping[str, Tensor]) -> dict[st
         computed |= {f"{name}_error": error, f"{name}_sd": deviation}
     plain = {name: value.tolist() for name, value in computed.items()}
     return {name: value for name, value in plain.items() if value == value}
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """Numbers of the images of one task.
+
+    Args:
+        index: index of each image in the data set, ascending, int64 (images,).
+        rows: explainer → number → its value for each image, float32 (images,); NaN for an image without one.
+    """
+
+    index: Tensor
+    rows: Mapping[str, Mapping[str, Tensor]]
+
+    def joined(self, other: "ImageScores") -> "ImageScores":
+        """The rows of both, of `other` where both have an explainer; NaN for an image that only one of them has.
+
+        >>> one = ImageScores(torch.tensor([0, 1]), {"a": {"x": torch.tensor([0.0, 1.0])}})
+        >>> both = one.joined(ImageScores(torch.tensor([1, 2]), {"b": {"x": torch.tensor([5.0, 6.0])}}))
+        >>> both.index.tolist(), both.rows["b"]["x"].tolist()
+        ([0, 1, 2], [nan, 5.0, 6.0])
+        """
+        index = torch.cat([self.index, other.index]).unique()
+        rows: dict[str, dict[str, Tensor]] = {}
+        for part in (self, other):
+            places = torch.searchsorted(index, part.index)
+            for name, row in part.rows.items():
+                empty = torch.full((len(index),), torch.nan)
+                rows[name] = {number: empty.index_copy(0, places, values) for number, values in row.items()}
+        return ImageScores(index, rows)

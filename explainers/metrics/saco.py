@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from explainers.errors import check_range
-from explainers.metrics.means import MeanOfImages
 from explainers.metrics.perturbation import importance_order
 
 
@@ -71,12 +70,3 @@ def saco(drops: Tensor, saliences: Tensor) -> Tensor:
     total = weights.sum((1, 2))
     signed = torch.where(agrees, weights, -weights).sum((1, 2))
     return torch.where(total > 0, signed / total, 0.0)
-
-
-class SaCo(MeanOfImages):
-    """The Salience-guided Faithfulness Coefficient, averaged over images, see `saco`."""
-
-    column = "SaCo ↑"
-
-    def update(self, drops: Tensor, saliences: Tensor) -> None:
-        self.add(saco(drops, saliences))

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive
 from explainers.metrics.agreement import rank_correlation
-from explainers.metrics.means import MeanOfImages
 from explainers.runtime.sampling import uniform
 
 NOISE = 0xA015E  # seed of the noise; draw s uses the seed `NOISE` + s
@@ -112,31 +111,18 @@ def replace_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
         write(before)
 
 
-class MaxSensitivity(MeanOfImages):
-    """Max-sensitivity, averaged over the images whose heatmap is not 0, see `max_sensitivity`."""
-
-    column = "Max-sensitivity ↓"
-    higher_is_better = False
-
-    def update(self, values: Tensor) -> None:
-        """Add images, given the results of `max_sensitivity`, (B,)."""
-        self.add(values)
-
-
-class Randomisation(MeanOfImages):
-    """|ρ| between heatmaps (B, rows, columns) of the trained and of the randomised model, averaged over images.
+def randomisation(heatmaps: Tensor, randomised: Tensor) -> Tensor:
+    """Compute |ρ| between heatmaps (B, rows, columns) of the trained and of the randomised model.
 
     ρ is Spearman's rank correlation (Adebayo et al., 2018, also report that of absolute values). With a high |ρ|,
     heatmaps show the image, the architecture or the training of the explainer rather than what the model learned. The
     sign is ignored, because a negated heatmap highlights the same structure. Independent heatmaps of N patches have
     |ρ| ≈ 0.8 / √(N − 1) on average, and smooth ones more. A constant heatmap shows nothing that the model learned, so
     its |ρ| is 1; another heatmap and a constant one have 0.
+
+    Returns:
+        float64, (B,).
     """
-
-    column = "ρ after randomisation ↓"
-    higher_is_better = False
-
-    def update(self, heatmaps: Tensor, randomised_heatmaps: Tensor) -> None:
-        scores = heatmaps.flatten(1)
-        correlation = rank_correlation(randomised_heatmaps.flatten(1), scores).abs()
-        self.add(correlation.masked_fill((scores == scores[:, :1]).all(1), 1.0))
+    scores = heatmaps.flatten(1)
+    correlation = rank_correlation(randomised.flatten(1), scores).abs()
+    return correlation.masked_fill((scores == scores[:, :1]).all(1), 1.0)

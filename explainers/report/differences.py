@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from explainers.errors import InputError
+from explainers.metrics.means import ImageScores
 from explainers.metrics.pairs import CONFIDENCE, Pairs, paired_differences
 from explainers.report.labels import direction, make_title, names_in
+from explainers.report.results import Results
 from explainers.report.tables import markdown
-from explainers.results.reading import ImageScores, Results
 
 Compared = Mapping[str, Mapping[str, tuple[list[str], Pairs]]]
 """Task → number → the explainers that have it for two images or more, and their pairs."""

@@ -16,8 +16,8 @@ from explainers.report.differences import Compared
 from explainers.report.html_pages import COMPRESSED, data_url, encode_bytes, fill_page, photo_url, round_numbers
 from explainers.report.labels import choose_colours, make_title, names_in
 from explainers.report.overlays import CONSTANT, OPACITY, PALE, colour_scale, colour_shades, ends, legend_colours
+from explainers.report.results import Results
 from explainers.report.tables import rows
-from explainers.results.reading import Results
 
 STEPS = 127  # number of steps from no colour to the full colour of a stored heatmap
 SHADES = torch.linspace(-1, 1, 2 * STEPS + 1)  # that a stored heatmap can have

@@ -1,5 +1,7 @@
 """Collects the heatmaps of some images while explainers are measured, and keeps them in a file beside the results."""
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from explainers.evaluation.passes import forward_passes
 from explainers.models.names import class_index, class_names
 from explainers.report.gallery import Picture
 from explainers.report.overlays import CONSTANT, colour_scale, overlay
+from explainers.report.results import row_file
 from explainers.saved.files import file_name, printable
 from explainers.saved.weights import read_tensors, save_tensors
 
@@ -24,16 +27,15 @@ CHEAP = 25  # largest number of forward passes of an explainer that also explain
 class Pictures(Callback):
     """Collects images from all over the test set, with the heatmaps of every explainer, in `Trainer.test`.
 
-    Explainers that depend on the class also explain the most likely other classes. Heatmaps of other explainers stay in
-    the file if images and classes are the same.
+    Explainers that depend on the class also explain the most likely other classes.
 
     Args:
-        folder: folder of the run; its `picture_file` is written.
+        folder: folder of the run, see `write_pictures`.
         name: name of the task.
         images: number of images, evenly spaced in the test set; `None` takes all.
         classes: number of explained classes of each image: that of the metrics, then the most likely others. Or the
             explained classes, by name or index, the same of all images.
-        settings: explainer → hash of what its heatmaps depend on, see `row_keys`; written to the file.
+        keys: explainer → hash of what its heatmaps depend on, the `key` of its `Row`.
     """
 
     def __init__(
@@ -42,14 +44,15 @@ class Pictures(Callback):
         name: str,
         images: int | None = 24,
         classes: int | Sequence[int | str] = 3,
-        settings: Mapping[str, str] | None = None,
+        keys: Mapping[str, str] | None = None,
     ) -> None:
         numbers = {"classes": classes, "images": images}
         check_positive(**{name: number for name, number in numbers.items() if isinstance(number, int)})
-        self.path = picture_file(Path(folder), name)
+        self.folder = Path(folder)
+        self.name = name
         self.images = images
         self.classes = classes
-        self.settings = dict(settings or {})
+        self.keys = keys or {}
         self.chosen_classes: list[int] = []
         self.signed: dict[str, bool | None] = {}
         self.rows: dict[str, dict[int, Tensor]] = {}
@@ -131,16 +134,12 @@ class Pictures(Callback):
             name: bool((tensors[f"heatmaps/{name}"] < 0).any()) if own is None else own
             for name, own in self.signed.items()
         }
-        write_pictures(self.path, tensors, files, names, signed, self.settings)
+        keys = {name: self.keys.get(name, "") for name in self.signed}
+        write_pictures(self.folder, self.name, tensors, files, names, signed, keys)
         for logger in trainer.loggers:
             if hasattr(logger, "log_table"):  # the logger of W&B
-                log_pictures(logger, self.path.stem, read_pictures(self.path, pl_module.names))
-                log_curves(logger, self.path.stem, pl_module.results)
-
-
-def picture_file(folder: Path, task: str) -> Path:
-    """The file with the pictures of a task in the folder of a run."""
-    return folder / "pictures" / f"{file_name(task)}.safetensors"
+                log_pictures(logger, file_name(self.name), read_pictures(self.folder, self.name, keys))
+                log_curves(logger, file_name(self.name), pl_module.results)
 
 
 def image_names(samples: Any, indices: Sequence[int]) -> list[str]:
@@ -160,63 +159,66 @@ def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int
     return indices
 
 
+def heatmap_file(folder: Path, task: str, explainer: str, key: str) -> Path:
+    """The file with the heatmaps of a row in the folder of a run, see `Row`."""
+    return row_file(folder, task, explainer, key).with_suffix(".safetensors")
+
+
 def write_pictures(
-    path: Path,
+    folder: Path,
+    task: str,
     tensors: Mapping[str, Tensor],
     files: list[str],
     names: list[str],
     signed: Mapping[str, bool],
-    settings: Mapping[str, str] | None = None,
+    keys: Mapping[str, str],
 ) -> None:
-    """Write the pictures of a task; heatmaps of other explainers in the file stay, if images and classes are equal.
+    """Write the images of a task to a file that their contents name, and heatmaps to a file beside each row.
 
     Args:
-        tensors: entry of the file → its rows, one for each image.
+        folder: folder of the run.
+        task: name of the task.
+        tensors: name of an entry → its rows, one for each image.
         files: name of each image.
         names: name of each class.
         signed: explainer → whether its heatmaps are signed.
-        settings: see `Pictures`.
+        keys: explainer → key of its row.
     """
-    identity, earlier = read_tensors(path) if path.exists() else ({}, {})
-    same = earlier and all(
-        key in earlier and torch.equal(earlier[key], tensors[key]) for key in ("image", "label", "classes")
-    )
-    kept = {key: value for key, value in earlier.items() if same and key.startswith("heatmaps/")}
-    used = {
-        str(number): names[number]
-        for key in ("classes", "label")
-        for number in tensors[key].flatten().tolist()
-        if number >= 0
-    }
-    own = {name: key for name, key in (settings or {}).items() if f"heatmaps/{name}" in tensors}
-    others = {name: key for name, key in identity.get("settings", {}).items() if f"heatmaps/{name}" not in tensors}
-    signs = {name: each for name, each in identity.get("signed", {}).items() if f"heatmaps/{name}" in kept}
-    described = {
-        "files": files,
-        "classes": used,
-        "settings": (others if kept else {}) | own,
-        "signed": {**signs, **signed},
-    }
-    save_tensors(kept | dict(tensors), path, described)
+    numbers = {number for key in ("classes", "label") for number in tensors[key].flatten().tolist() if number >= 0}
+    described = {"files": files, "classes": {str(number): names[number] for number in sorted(numbers)}}
+    digest = hashlib.sha256(json.dumps(described).encode())
+    for key in ("image", "label", "classes"):
+        digest.update(tensors[key].contiguous().numpy().data)
+    path = folder / "pictures" / f"{file_name(task, 150)}-{digest.hexdigest()[:16]}.safetensors"
+    save_tensors({key: own for key, own in tensors.items() if not key.startswith("heatmaps/")}, path, described)
+    for name, key in keys.items():
+        about = {"images": path.name, "signed": signed[name]}
+        save_tensors({"heatmaps": tensors[f"heatmaps/{name}"]}, heatmap_file(folder, task, name, key), about)
 
 
-def find_stale_heatmaps(path: Path, settings: Mapping[str, str]) -> list[str]:
-    """The explainers whose heatmaps in a file were made with other settings."""
-    known = read_tensors(path, "pictures")[0].get("settings", {})
-    return [name for name, key in settings.items() if known.get(name, key) != key]
+def read_pictures(folder: Path, task: str, keys: Mapping[str, str]) -> list[Picture]:
+    """Read the images of which most rows have heatmaps, with these heatmaps, in the order of the rows.
 
-
-def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
-    """Read the pictures of a task, with the heatmaps of these explainers, in this order."""
-    identity, tensors = read_tensors(path, "pictures")
-    if not {"files", "signed"} <= identity.keys():
-        raise InputError(f"expected pictures at {path}, got another file: delete it, and measure again (fresh=true)")
+    Args:
+        folder: folder of the run.
+        task: name of the task.
+        keys: explainer → key of its row.
+    """
+    paths = {name: heatmap_file(folder, task, name, key) for name, key in keys.items()}
+    rows = {name: read_tensors(path, "heatmaps") for name, path in paths.items() if path.exists()}
+    images = [about.get("images") for about, _ in rows.values()]
+    if not images:
+        return []
+    file = max(images, key=images.count)
+    rows = {name: row for name, row in rows.items() if row[0].get("images") == file}
+    signed = {name: about["signed"] for name, (about, _) in rows.items()}
+    identity, tensors = read_tensors(folder / "pictures" / file_name(str(file)), "pictures")
     pictures = []
     names = {number: printable(name) for number, name in identity["classes"].items()}
     for row, file in enumerate(identity["files"]):
         classes = [names[str(number)] for number in tensors["classes"][row].tolist()]
         label = int(tensors["label"][row])
-        maps = {name: tensors[f"heatmaps/{name}"][row] for name in explainers if f"heatmaps/{name}" in tensors}
+        maps = {name: own["heatmaps"][row] for name, (_, own) in rows.items()}
         pictures.append(
             Picture(
                 name=printable(file),
@@ -225,7 +227,7 @@ def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
                 classes=dict(zip(classes, tensors["scores"][row].tolist(), strict=True)),
                 heatmaps={name: dict(zip(classes, by_class, strict=False)) for name, by_class in maps.items()},
                 truth=tensors["truth"][row] if "truth" in tensors else None,
-                signed=identity["signed"],
+                signed=signed,
             )
         )
     return pictures

@@ -13,10 +13,9 @@ from explainers.report.gallery import Picture, gallery_html
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.report.labels import make_title
 from explainers.report.overlays import draw_annotated, to_pillow
-from explainers.report.pictures import find_stale_heatmaps, picture_file, read_pictures
+from explainers.report.pictures import read_pictures
+from explainers.report.results import Results, load, read_columns, read_results, read_scores
 from explainers.report.tables import Reference, format_tables
-from explainers.results.file import row_keys
-from explainers.results.reading import Results, load, read_columns, read_results, read_scores
 from explainers.saved.files import atomic, file_name, write_atomically
 
 DRAWN = 6  # number of images of a task in its PNG file
@@ -76,12 +75,12 @@ def publish(
 
 def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[Picture]:
     """The pictures of a task, with the heatmaps from all folders that have the same images and classes."""
-    paths = [picture_file(Path(path).parent, task) for path in files]
     pictures: list[Picture] = []
-    for file, path in zip(files, paths, strict=True):
-        more = _select_pictures(file, path, task, list(results[task])) if path.exists() else []
-        if not more:
-            continue
+    for file in files:
+        content = load(file)
+        own = content.get("rows", {}).get(task, {})
+        keys = {name: own.get(name, "") for name in content["results"].get(task, ())}
+        more = read_pictures(Path(file).parent, task, keys)
         if not pictures:
             pictures = more
         elif [(one.name, one.classes) for one in pictures] == [(other.name, other.classes) for other in more]:
@@ -90,20 +89,10 @@ def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[
                 replace(one, heatmaps={**other.heatmaps, **one.heatmaps}, signed={**other.signed, **one.signed})
                 for one, other in pairs
             ]
-    return pictures
-
-
-def _select_pictures(file: str | Path, path: Path, task: str, explainers: list[str]) -> list[Picture]:
-    """The pictures beside a results file; heatmaps of other settings than the numbers are left out, which is printed.
-
-    There are such heatmaps after numbers were measured again without pictures.
-    """
-    stale = find_stale_heatmaps(path, row_keys(load(file).get("settings", {}).get(task, {})))
-    left_out = [name for name in explainers if name in stale]
+    left_out = [name for name in results[task] if pictures and name not in pictures[0].heatmaps]
     if left_out:
-        print(f"{task}: heatmaps of earlier settings are left out: {', '.join(left_out)} (fresh=true makes new ones)")
-    pictures = read_pictures(path, [name for name in explainers if name not in stale])
-    return pictures if any(picture.heatmaps for picture in pictures) else []
+        print(f"{task}: no heatmaps of {', '.join(left_out)} on these images (fresh=true makes new ones)")
+    return pictures
 
 
 def _draw(pictures: Sequence[Picture], path: Path, every_class: bool) -> None:

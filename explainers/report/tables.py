@@ -9,7 +9,7 @@ from typing import Any
 
 from explainers.errors import InputError
 from explainers.report.labels import make_title
-from explainers.results.reading import Results
+from explainers.report.results import Results
 
 LATEX = str.maketrans(
     {name: f"\\{name}" for name in "_%&#${}"}

@@ -12,14 +12,15 @@ from toys import SILENT
 import explainers
 from explainers.app import evaluating
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation, measure
+from explainers.evaluation import Evaluation, EvaluationModule
+from explainers.evaluation.measurement import Measurement
+from explainers.evaluation.probes import PROBES
 from explainers.evaluation.result import CURVES
-from explainers.evaluation.sweep import PROBES
 from explainers.masking import select_most_important
 from explainers.metrics.perturbation import importance_order
 from explainers.models import TargetModel
 from explainers.models.removal import masked_scores
-from explainers.posthoc import GAE, Chance
+from explainers.posthoc import GAE
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (5, 40, 32, 3), dtype=np.uint8)
 
@@ -29,39 +30,27 @@ def edges(images, classes):
     return images.float().mean(1).unfold(1, 8, 8).unfold(2, 8, 8).flatten(3).std(-1)
 
 
-def test_the_numbers_are_those_of_an_evaluation(target, grid, images):
-    method = GAE(target, grid)
-    measured = {
-        "Chance": Chance(None, grid),
-        "GAE": method,
-        "function": lambda images, classes: method(images, classes),
-    }
-    settings = Evaluation(grid, CURVES, 21, localization=(), agreement=())
-    results, scores = measure(target, measured, ({"image": part} for part in images.split(2)), settings)
-    samples = [{"image": image, "label": -1, "index": number} for number, image in enumerate(images)]
-    evaluation = Evaluation(grid, curves=CURVES, levels=21)(target, measured)
-    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(samples, batch_size=2), verbose=False)
-    for name, expected in evaluation.results.items():
-        for number in (*CURVES, *[f"{curve}_error" for curve in CURVES], "forward_passes"):
-            torch.testing.assert_close(results[name][number], expected[number])
-            if number in CURVES:
-                torch.testing.assert_close(scores.rows[name][number], evaluation.scores.rows[name][number])
-        assert results[name]["seconds_per_image"] > 0
-    assert all(results["function"][curve] == results["GAE"][curve] for curve in CURVES)
-
-
-def test_a_plain_function_takes_part_in_everything_that_an_evaluation_measures(target, grid, images):
+def test_a_plain_function_takes_part_in_everything_with_and_without_lightning(target, grid, images):
     def method(images, classes):
         return edges(images, classes) + target(images).gather(-1, classes[:, None])[..., None]
 
+    measured = {"method": method, "GAE": GAE(target, grid)}
     settings = Evaluation(grid, levels=4, reference="GAE", probes=list(PROBES), removals=["zero", "drop"])
-    evaluation = settings(target, {"method": method, "GAE": GAE(target, grid)})
-    samples = [{"image": image, "label": 1, "index": number} for number, image in enumerate(images)]
-    Trainer(accelerator="cpu", inference_mode=False, **SILENT).test(
-        evaluation, DataLoader(samples, batch_size=2), verbose=False
+    measurement, module = (
+        Measurement(target, measured, settings).in_one_process(),
+        EvaluationModule(target, measured, settings),
     )
-    row = evaluation.results["method"]
-    assert {*PROBES, "rank_correlation", "fidelity_plus_drop"} <= row.keys() and row["forward_passes"] == 1
+    for part in images.split(2):
+        measurement.update({"image": part})
+    results, scores = measurement.summarise()
+    samples = [{"image": image, "label": -1, "index": number} for number, image in enumerate(images)]
+    trainer = Trainer(accelerator="cpu", inference_mode=False, **SILENT)
+    trainer.test(module, DataLoader(samples, batch_size=2), verbose=False)
+    for name, row in module.results.items():
+        assert results[name] == row | {"images_per_second": results[name]["images_per_second"]}
+        torch.testing.assert_close(scores.rows[name], module.scores.rows[name])
+    assert {*PROBES, "rank_correlation", "fidelity_plus_drop"} <= results["method"].keys()
+    assert results["method"]["forward_passes"] == 1
 
 
 def test_functions_names_and_explainers_are_measured_beside_chance_and_print_as_a_table(tmp_path):

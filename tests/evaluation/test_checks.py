@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 from toys import SILENT
 
-from benchmarks.papers.approximation import TwoPointStudy
+from benchmarks.papers.approximation import Subsets, TwoPointStudy
 from datamodules.digits import Digits
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation import Evaluation, EvaluationModule
+from explainers.evaluation.probes import PROBES
 from explainers.evaluation.result import text_table
-from explainers.evaluation.sweep import PROBES
 from explainers.masking import PatchGrid
 from explainers.posthoc.baselines import Chance
 from explainers.report.tables import markdown, rows
@@ -24,8 +24,8 @@ from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 MODULES = {
-    "evaluation": lambda target, grid, explainers: Evaluation(grid, levels=3)(target, explainers),
-    "study": lambda *args: TwoPointStudy(*args, 1, 4),
+    "evaluation": lambda target, grid, explainers: EvaluationModule(target, explainers, Evaluation(grid, levels=3)),
+    "study": lambda target, grid, explainers: TwoPointStudy(target, explainers, Subsets(grid, 1, 4)),
 }
 
 
@@ -100,11 +100,6 @@ def test_an_explainer_may_have_any_name(build, target, grid, digits):
     assert len({str(results[name]) for name in names}) == len(names)
 
 
-def test_the_name_of_equation_3_is_taken_in_a_study(target, grid):
-    with pytest.raises(InputError, match="expected no explainer named two_point"):
-        TwoPointStudy(target, grid, {"two_point": Chance(None, grid)})
-
-
 def test_images_without_a_label_do_not_count_in_the_accuracy(build, target, grid, digits):
     predicted = [target(sample["image"][None]).argmax().item() for sample in digits]
     labels = [predicted[0], predicted[1], (predicted[2] + 1) % 10, -1, -1, -1, -1]
@@ -133,13 +128,15 @@ def test_the_accuracy_of_an_explainer_is_that_on_labelled_images(target, grid, d
     with torch.no_grad():
         predicted = [explaining.logits(sample["image"][None]).argmax().item() for sample in digits]
     labels = [predicted[0], (predicted[1] + 1) % 10][:known] + [-1] * (7 - known)
-    module, _ = measure(Evaluation(grid, levels=3)(target, {"own": explaining}), relabelled(digits, labels))
+    module, _ = measure(
+        EvaluationModule(target, {"own": explaining}, Evaluation(grid, levels=3)), relabelled(digits, labels)
+    )
     assert module.results["own"].get("accuracy") == accuracy
 
 
 @pytest.mark.parametrize("label", [-1, 10])
 def test_a_label_that_is_no_class_cannot_be_explained(target, grid, digits, label):
-    module = Evaluation(grid, levels=3, classes="label")(target, {"chance": Chance(None, grid)})
+    module = EvaluationModule(target, {"chance": Chance(None, grid)}, Evaluation(grid, levels=3, classes="label"))
     message = f"^expected labels from 0 to 9, got {min(label, 3)} to {max(label, 3)}, where -1 is an image without a"
     with pytest.raises(InputError, match=f"{message} label: take labelled images, or classes=predicted$"):
         measure(module, relabelled(digits, [3, 3, label] * 2 + [3]))
@@ -147,7 +144,7 @@ def test_a_label_that_is_no_class_cannot_be_explained(target, grid, digits, labe
 
 def test_a_single_image_has_no_standard_error_in_results_and_tables(target, grid, digits):
     one, several = (
-        measure(Evaluation(grid, levels=3)(target, {"chance": Chance(None, grid)}), digits[:count])[0]
+        measure(EvaluationModule(target, {"chance": Chance(None, grid)}, Evaluation(grid, levels=3)), digits[:count])[0]
         for count in (1, 2)
     )
     assert "fidelity_plus_error" not in one.results["chance"] and "fidelity_plus_error" in several.results["chance"]
@@ -166,19 +163,20 @@ def test_k_is_checked_where_iou_reads_it(grid):
 
 def test_only_groups_of_patches_need_many_patches(make_target, digits):
     target, grid, probes = make_target(num_classes=10, patch_size=16), PatchGrid(32, 16), {*PROBES} - {"saco"}
-    results = measure(Evaluation(grid, levels=3, probes=[*probes])(target, {"chance": Chance(None, grid)}), digits)[0]
+    results = measure(
+        EvaluationModule(target, {"chance": Chance(None, grid)}, Evaluation(grid, levels=3, probes=[*probes])), digits
+    )[0]
     assert probes <= results.results["chance"].keys()
     with pytest.raises(InputError, match=r"^probes=saco needs 10 patches or more, got 4: leave it out, or take"):
-        Evaluation(grid, probes=["saco"])(target, {})
+        EvaluationModule(target, {}, Evaluation(grid, probes=["saco"]))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"patches": 17}, "expected 2 to 16 patches of each image to correlate, got 17"),
-        ({"subsets": (16, 0)}, r"expected subsets, one number or more above 0, such as \[16, 32\], got \[16, 0\]"),
-    ],
-)
-def test_numbers_of_a_study_are_checked(target, grid, settings, message):
-    with pytest.raises(InputError, match=f"^{message}$"):
-        TwoPointStudy(target, grid, {}, **settings)
+def test_random_weights_need_the_target_that_explainers_read(target, grid):
+    with pytest.raises(InputError, match="probes=randomisation"):
+        EvaluationModule(target.train(), {}, Evaluation(grid, probes=["randomisation"]))
+
+
+@pytest.mark.parametrize("settings", [{"patches": 17}, {"subsets": (16, 0)}])
+def test_numbers_of_a_study_are_checked(grid, settings):
+    with pytest.raises(InputError, match=next(iter(settings))):
+        Subsets(grid, **settings)

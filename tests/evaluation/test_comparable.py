@@ -10,14 +10,14 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 from toys import SILENT
 
-from benchmarks.papers.approximation import TwoPointStudy
+from benchmarks.papers.approximation import Subsets, TwoPointStudy
 from datamodules.digits import Digits
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.masking import PatchGrid
 from explainers.posthoc.baselines import Chance
+from explainers.report.results import read_columns, read_results
 from explainers.report.tables import rows
-from explainers.results.reading import read_columns, read_results
 
 COUNTS = {
     "target": lambda target, grid: other_weights(target),
@@ -37,10 +37,7 @@ COUNTS = {
 }
 COLUMNS_OF_THEIR_OWN = {"curves": ["deletion"], "localization": [], "agreement": ["iou"], "k": 5}
 """Arguments that add or leave out columns, and change no number of another one."""
-NO_NUMBER = {
-    "explainers": "names of rows: two different rows of one name are refused",
-    "chunk_size": "memory",
-}
+NO_NUMBER = {"chunk_size": "memory"}
 
 
 def other_weights(target):
@@ -53,11 +50,11 @@ def other_weights(target):
 def evaluation(target, grid, **changed):
     explainers = {name: Chance(None, grid, seed) for seed, name in enumerate(("one", "other"))}
     settings = {"grid": grid, "reference": "one", "levels": 3, "agreement": ["rank_correlation"]} | changed
-    return Evaluation(**settings)(target, explainers)
+    return EvaluationModule(target, explainers, Evaluation(**settings))
 
 
 def study(target, grid, **changed):
-    return TwoPointStudy(**{"target": target, "grid": grid, "explainers": {}, "patches": 4, "subsets": [2]} | changed)
+    return TwoPointStudy(target, {}, Subsets(**{"grid": grid, "patches": 4, "subsets": [2]} | changed))
 
 
 def write(path, module, name, **content):
@@ -68,7 +65,7 @@ def write(path, module, name, **content):
 
 @pytest.mark.parametrize("build", [evaluation, study])
 def test_every_argument_counts_or_has_a_reason(build, target, grid, tmp_path):
-    kind = {evaluation: Evaluation, study: TwoPointStudy}[build]
+    kind = {evaluation: Evaluation, study: Subsets}[build]
     first = write(tmp_path / "first", build(target, grid), "first")
     for name in {"target", *inspect.signature(kind).parameters}:
         if name in NO_NUMBER:
@@ -102,10 +99,8 @@ def test_another_k_is_another_column(make_target, grid, tmp_path):
 
 
 def test_a_reference_of_one_name_and_other_settings_is_another(target, grid, tmp_path):
-    def settings(hops):
-        return {"shared": {"reference": {"hops": hops}}}
-
-    files = [write(tmp_path / f"{i}", evaluation(target, grid), f"{i}", settings=settings(i)) for i in range(2)]
+    identities = [{"reference": "one", "settings of the reference": {"hops": hops}} for hops in range(2)]
+    files = [write(tmp_path / f"{i}", evaluation(target, grid), f"{i}", identity=identities[i]) for i in range(2)]
     with pytest.raises(InputError, match="they differ in settings of the reference.hops: 0 → 1: measure both alike"):
         read_results(files)
 

@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from explainers.errors import InputError
+from explainers.evaluation import Evaluation
 from explainers.evaluation.sweep import Sweep, bilinear
 from explainers.masking import PatchGrid
 from explainers.metrics.curves import QUANTITIES
@@ -23,7 +24,7 @@ def test_pixels_leave_in_the_order_of_the_heatmap_scaled_up(target, grid, images
     heatmaps, classes = torch.rand(2, 4, 4), torch.tensor([1, 3])
     heatmaps[:, ::3, ::3] += 5  # the pixels in each corner are equal: no level may divide them
     images = images[:2]
-    found = swept(Sweep(target, grid, "black", levels=4, order="pixels"), target, images, heatmaps, classes)
+    found = swept(Sweep(target, Evaluation(grid, levels=4, order="pixels"), "black"), target, images, heatmaps, classes)
     for row in range(2):
         large = F.interpolate(heatmaps[row][None, None], (32, 32), mode="bilinear", align_corners=False).flatten()
         order = large.argsort(descending=True)
@@ -53,7 +54,7 @@ def test_pixels_between_equal_patches_leave_in_random_order(make_target, monkeyp
     half[:, side // 2 :] = 0.1
     heatmaps = torch.stack([torch.full((side, side), 0.1), torch.full((side, side), -1 / 3), half, half.mT])
     images = torch.zeros(4, 3, size, size)
-    Sweep(target, grid, order="pixels")(images, heatmaps, index, index, index, images)
+    Sweep(target, Evaluation(grid, order="pixels"))(images, heatmaps, index, index, index, images)
     random = importance_order(torch.zeros(4, size * size), index)
     assert torch.equal(orders[0][:2], random[:2])
     between = size // side // 2 * 2  # pixels between the middles of two patches
@@ -65,7 +66,7 @@ def test_pixels_between_equal_patches_leave_in_random_order(make_target, monkeyp
 @torch.no_grad()
 @pytest.mark.parametrize("removal", ["zero", "black", "drop"])
 def test_an_empty_image_is_the_same_for_all(target, grid, images, removal):
-    sweep, normalised = Sweep(target, grid, removal), target.normalise(images)
+    sweep, normalised = Sweep(target, Evaluation(grid), removal), target.normalise(images)
     hidden = torch.zeros(len(images), 1, 16, dtype=torch.bool)
     classes = torch.arange(len(images))
     expected = masked_scores(target, normalised, classes, hidden, grid, removal)[:, 0]
@@ -74,4 +75,4 @@ def test_an_empty_image_is_the_same_for_all(target, grid, images, removal):
 
 def test_pixels_cannot_be_dropped(target, grid):
     with pytest.raises(InputError, match="expected order=patches with removal drop, got saliency"):
-        Sweep(target, grid, "drop", order="saliency")
+        Sweep(target, Evaluation(grid, order="saliency"), "drop")

@@ -9,7 +9,8 @@ import references_masks
 import torch
 
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation, measure
+from explainers.evaluation import Evaluation
+from explainers.evaluation.measurement import Measurement, list_columns
 from explainers.masking import PatchGrid
 from explainers.metrics.confidence import arcc, average_drop, fade, road, road_masks, unit_masks
 from explainers.models.imputation import impute
@@ -119,14 +120,17 @@ def slow(target, explain, image):
 def test_an_evaluation_has_the_numbers_of_loops(target, grid, images):
     explain = GAE(target, grid)
     settings = Evaluation(grid, curves=[], probes=PROBES, localization=[], chunk_size=7)
-    results, scores = measure(target, {"gae": explain}, [{"image": images[:1]}, {"image": images[1:2]}], settings)
+    measurement = Measurement(target, {"gae": explain}, settings)
+    for part in images[:2].split(1):
+        measurement.update({"image": part})
+    results, scores = measurement.summarise()
     expected = [slow(target, explain, image) for image in images[:2]]
     for number in expected[0]:
         found = scores.rows["gae"][number].tolist()
         assert found == pytest.approx([row[number] for row in expected], abs=2e-3), number
         assert results["gae"][number] == pytest.approx(statistics.mean(found), abs=1e-6)
     assert results["gae"].keys() >= {"road_error", "arcc_error"}
-    assert settings.columns.keys() >= set(PROBES)
+    assert list_columns(settings).keys() >= set(PROBES)
 
 
 def test_masks_of_road_hide_a_tenth_more_each_time():
@@ -171,4 +175,4 @@ def test_a_model_of_values_has_no_confidence(make_model, probe):
 
     target = TargetModel(make_model(num_classes=2), score="value")
     with pytest.raises(InputError, match=f"^probes={probe} needs probabilities"):
-        Evaluation(PatchGrid(32, 8), probes=[probe])(target.eval(), {})
+        Measurement(target.eval(), {}, Evaluation(PatchGrid(32, 8), probes=[probe]))

@@ -10,7 +10,6 @@ from explainers.metrics.localization import (
     LOCALIZATIONS,
     THRESHOLDS,
     BoxAccuracy,
-    Localization,
     PointingGame,
     Segmentation,
     average_precision,
@@ -43,8 +42,9 @@ def truth(heatmaps):
 
 def located(heatmaps, truth, names=("pointing_game", "average_precision", "segmentation")):
     """The numbers of an evaluation."""
-    metrics = {"localization": Localization(names)}
-    metrics["localization"].update(heatmaps, truth)
+    metrics = {name: LOCALIZATIONS[name]() for name in names}
+    for metric in metrics.values():
+        metric.update(heatmaps, truth)
     return numbers(metrics, collect_scores(metrics))
 
 

@@ -15,10 +15,9 @@ from explainers.metrics.agreement import (
 from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import CURVES, QUANTITIES
 from explainers.metrics.error_bound import ErrorBound
-from explainers.metrics.localization import AveragePrecision, BoxAccuracy, Localization, PointingGame, Segmentation
+from explainers.metrics.localization import AveragePrecision, BoxAccuracy, PointingGame, Segmentation
 from explainers.metrics.means import Accuracy, MeanOfImages, collect_scores, moments, numbers
 from explainers.metrics.perturbation import PerturbationCurves
-from explainers.metrics.saco import SaCo
 
 
 class Given(MeanOfImages):
@@ -46,14 +45,14 @@ def test_each_image_keeps_its_place_in_every_metric():
     one.update(VALUES[1:4])
     other.update(VALUES[4:])
     other.merge_state(one)
-    metrics = {"given": other, "nothing": nothing, "localization": Localization()}
+    metrics = {"given": other, "nothing": nothing, "pointing_game": PointingGame(), "segmentation": Segmentation()}
     shares = torch.rand(6, 4, 2, 3)
     shares[2] = torch.nan
     metrics["curves"] = PerturbationCurves(4, ["deletion", "aopc"], levels=3, removal="drop")
     metrics["curves"].update(shares)
     heatmaps, truth = torch.rand(6, 2, 2), torch.ones(6, 4, 4, dtype=torch.bool)
     truth[3] = False
-    metrics["localization"].update(heatmaps, truth)
+    metrics["pointing_game"].update(heatmaps, truth), metrics["segmentation"].update(heatmaps, truth)
     scores = collect_scores(metrics)
     assert scores.pop("nothing").tolist() == []
     torch.testing.assert_close(scores["given"], VALUES.double(), equal_nan=True)
@@ -65,10 +64,10 @@ def test_each_image_keeps_its_place_in_every_metric():
 
 
 def test_numbers_have_standard_deviations_of_images_beside_the_errors_of_means():
-    metrics = {"given": Given(), "one": Given(), "nothing": Given(), "localization": Localization(["segmentation"])}
+    metrics = {"given": Given(), "one": Given(), "nothing": Given(), "segmentation": Segmentation()}
     metrics["given"].update(VALUES)
     metrics["one"].update(VALUES[:2])
-    metrics["localization"].update(torch.rand(5, 2, 2), torch.rand(5, 4, 4) < 0.5)
+    metrics["segmentation"].update(torch.rand(5, 2, 2), torch.rand(5, 4, 4) < 0.5)
     found = numbers(metrics, collect_scores(metrics))
     assert found["one"] == 3 and not {"one_sd", "one_error", "nothing", "nothing_sd"} & found.keys()
     assert found["given_sd"] == pytest.approx(found["given_error"] * 2)  # the root of 4 known images
@@ -104,7 +103,6 @@ METRICS = {
     RankCorrelation: HEATMAPS,
     RelativeError: HEATMAPS,
     RootMeanSquaredError: HEATMAPS,
-    SaCo: HEATMAPS.flatten(2),
     Segmentation: (HEATMAPS[0], HEATMAPS[1] > 0),
     partial(TopOverlap, 6): HEATMAPS,
 }

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from explainers.evaluation import Evaluation
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, masked_forward
 from explainers.metrics.curves import QUANTITIES
@@ -48,7 +49,7 @@ def toy():
 @pytest.mark.parametrize(("quantity", "softmax"), [("probability", True), ("logit", False)])
 def test_removed_and_preserved_patches_are_region_perturbation_in_both_orders(target, grid, images, quantity, softmax):
     normalised, heatmaps, classes = target.normalise(images), torch.randn(5, 4, 4), torch.tensor([4, 0, 2, 1, 1])
-    sweep, index = Sweep(target, grid, "zero", levels=17), torch.arange(5)
+    sweep, index = Sweep(target, Evaluation(grid, levels=17)), torch.arange(5)
     with torch.no_grad():
         whole = target(images)
         ends = torch.stack([whole, sweep.empty(normalised).expand_as(whole)], 1)

@@ -11,7 +11,7 @@ from torch import nn
 
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.evaluation import Evaluation
+from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import load_head, save_head
@@ -212,7 +212,11 @@ def test_a_model_without_a_head_embeds_and_asks_for_one_to_classify(make_model, 
     embeddings = target.embed(target.normalise(images))
     assert embeddings.shape == (5, target.embed_dim)
     message = r"^expected a model with a classification layer, got one without: fit one with .* as head=;"
-    for use in (lambda: target(images), lambda: target.num_classes, lambda: Evaluation(target.grid)(target, {})):
+    for use in (
+        lambda: target(images),
+        lambda: target.num_classes,
+        lambda: EvaluationModule(target, {}, Evaluation(target.grid)),
+    ):
         with pytest.raises(InputError, match=message):
             use()
     fitted = Classifier(target, 3, partial(torch.optim.SGD, lr=0.1))

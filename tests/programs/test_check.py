@@ -14,7 +14,7 @@ from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.evaluation.result import build_baselines
 from explainers.posthoc.defaults import DEFAULT_METHODS
 from explainers.posthoc.names import label_methods
@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_an_evaluation_and_stand_in_a_table_a_file_and_
     compared = {"TVE": tve, **build_baselines(tve.target, grid)}
     assert list(record["explainers"]) == list(compared) == ["TVE", "DecompX-SkipPLUS", "chance"]
     settings = Evaluation(grid, curves=["fidelity_plus", "fidelity_minus"], levels=4, localization=[])
-    measured = settings(tve.target, compared)
+    measured = EvaluationModule(tve.target, compared, settings)
     Trainer(inference_mode=False, **QUIET).test(measured, data, verbose=False)
     for name, row in record["explainers"].items():
         for key in ("fidelity_plus", "fidelity_minus_error"):

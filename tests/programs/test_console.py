@@ -22,7 +22,7 @@ from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.posthoc.baselines import Chance
 from explainers.running import program
 from explainers.running.defaults import fastest_precision
@@ -81,7 +81,7 @@ def test_a_batch_that_takes_minutes_counts_its_forward_passes(clock, capsys, mak
             return super().forward(images, classes)
 
     target = make_target(num_classes=10)
-    evaluation = Evaluation(grid, curves=[])(target, {"slow": Slow(None, grid)})
+    evaluation = EvaluationModule(target, {"slow": Slow(None, grid)}, Evaluation(grid, curves=[]))
     data = Images(test=lambda: Digits("test", size=4, image_size=32), batch_size=2, num_workers=0)
     Trainer(accelerator="cpu", callbacks=[Progress("digits")], **SILENT).test(evaluation, data, verbose=False)
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("digits: ")]

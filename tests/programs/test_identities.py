@@ -9,7 +9,7 @@ from commands import NO_FIGURES, QUIET, draw_images, evaluate, train
 from test_errors import error
 
 import eval as evaluation
-from explainers.results.file import ResultsFile
+from eval import list_rows
 
 FOLDER = ("target=tiny", "data=folder", "data.num_workers=0", "data.batch_size=4", "logger=csv", *QUIET)
 HEAD = ("experiment=linear_head", *FOLDER, "cache=none")
@@ -26,10 +26,9 @@ def images(tmp_path_factory):
 
 def measured(*overrides, folder):
     """The results of the folder's task, and whether they were measured just now."""
-    path = folder / "results.json"
-    before = path.read_text() if path.exists() else ""
+    before = {*folder.glob("rows/*/*.json")}
     evaluate(*MEASURE, *overrides, folder=folder)
-    return json.loads(path.read_text()), path.read_text() != before
+    return json.loads((folder / "results.json").read_text()), {*folder.glob("rows/*/*.json")} != before
 
 
 @pytest.mark.slow
@@ -52,7 +51,8 @@ def test_edited_images_and_swapped_labels_are_measured_again_and_moved_ones_are_
     shutil.copytree(images, data := tmp_path / "images")
     command = (*OWN_HEAD, f"data_dir={data}")
     first, _ = measured(*OWN_HEAD, f"data_dir={images}", folder=tmp_path / "run")
-    assert measured(*command, folder=tmp_path / "run") == (first, False)
+    found, again = measured(*command, folder=tmp_path / "run")
+    assert (found["results"], again) == (first["results"], False)
     assert "folder: not measured again" in capsys.readouterr().out
     cats = sorted((data / "val/cat").iterdir())
     shutil.copy(data / "train/dog/7.jpg", cats[0])  # an edited image
@@ -71,13 +71,12 @@ def test_two_processes_under_a_limit_of_each_measure_again_what_one_has_measured
     command = (*OWN_HEAD, f"data_dir={images}", "tasks.folder.data.eval_batch_size=2", limit)
     content, _ = measured(*command, folder=tmp_path)
     assert content["results"]["folder"]["chance"]["images"] == 2
-    files = []
-    monkeypatch.setattr(
-        "explainers.results.file.ResultsFile", lambda *given: files.append(ResultsFile(*given)) or files[0]
-    )
+    rows = []
+    monkeypatch.setattr("eval.list_rows", lambda *given: rows.append(list_rows(*given)) or rows[0])
     monkeypatch.setattr(evaluation, "launch", lambda trainer: True)
     evaluate(*MEASURE, *command, "trainer.devices=2", folder=tmp_path)
-    assert files[0].kept == {} and files[0].changed == {"folder": "processes: 1 → 2"}
+    (row,) = rows[0]["folder"]
+    assert not row.path.exists() and row.find_change() == "processes: 1 → 2"
 
 
 def shown(folder):
@@ -89,16 +88,14 @@ def shown(folder):
 
 
 @pytest.mark.slow
-def test_pictures_of_earlier_settings_are_not_shown_beside_new_numbers(images, tmp_path, capsys):
+def test_pictures_are_those_of_the_rows(images, tmp_path, capsys):
     command = ["target=tiny", "tasks=[folder]", "tasks.folder.data.num_workers=0", *OWN_HEAD, f"data_dir={images}"]
     command += ["explainers=[chance]", "methods=[Occlusion]", "evaluation.curves=[]", "figures=[]", *QUIET]
     evaluate(*command, "pictures.images=2", folder=tmp_path)
-    evaluate(*command, "pictures=null", folder=tmp_path)  # nothing is measured
     assert shown(tmp_path) == {"chance": 2, "Occlusion": 2} and (tmp_path / "folder.png").exists()
-    capsys.readouterr()
     evaluate(*command, "pictures=null", "explainers.chance.seed=1", folder=tmp_path)
-    line = "folder: heatmaps of earlier settings are left out: {} (fresh=true makes new ones)"
-    assert line.format("chance") in capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    assert "folder: no heatmaps of chance on these images (fresh=true makes new ones)" in lines
     assert shown(tmp_path) == {"Occlusion": 2}
-    evaluate(*command, "pictures.images=2", "fresh=true", folder=tmp_path)
+    evaluate(*command, "pictures=null", folder=tmp_path)  # nothing is measured
     assert shown(tmp_path) == {"chance": 2, "Occlusion": 2}

@@ -11,7 +11,7 @@ from toys import SILENT
 
 from datamodules.digits import Digits
 from datamodules.images import Images
-from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.posthoc.baselines import Chance
 from explainers.report.pictures import Pictures, read_pictures
 from explainers.running.resumption import ResumeTest
@@ -47,7 +47,7 @@ def run(tmp_path, make_target, grid):
     def measure(folder, key="a", after=None, seconds=0.0, device=None, kind=Killed):
         explainers = {"chance": Counted(None, grid), "other": Chance(None, grid, seed=1)}
         settings = {"curves": ["fidelity_plus", "deletion_accuracy"], "levels": 4, "reference": "other"}
-        evaluation = Evaluation(grid, probes=["saco"], **settings)(target, explainers)
+        evaluation = EvaluationModule(target, explainers, Evaluation(grid, probes=["saco"], **settings))
         unfinished = ResumeTest(tmp_path / folder / "unfinished", "digit", key, seconds)
         kill = [Kill(after, kind)] if after else []
         callbacks = [Pictures(str(tmp_path / folder), "digit", images=5), unfinished, *kill]
@@ -84,8 +84,7 @@ def test_a_killed_test_resumes_and_measures_the_same(run, tmp_path, after, devic
     assert without_speed(resumed) == without_speed(whole)
     assert not list((tmp_path / "killed" / "unfinished").iterdir())
     pictures = [
-        read_pictures(tmp_path / folder / "pictures" / "digit.safetensors", ["chance", "other"])
-        for folder in ("whole", "killed")
+        read_pictures(tmp_path / folder, "digit", {"chance": "", "other": ""}) for folder in ("whole", "killed")
     ]
     for one, other in zip(*pictures, strict=True):
         assert one.name == other.name and torch.equal(one.image, other.image) and one.classes == other.classes

@@ -7,10 +7,11 @@ import torch
 from scipy.stats import ttest_rel
 
 from explainers.errors import InputError
+from explainers.metrics.means import ImageScores
 from explainers.report.differences import compare_pairs, difference_tables
 from explainers.report.gallery import gallery_html
 from explainers.report.publish import publish
-from explainers.results.reading import ImageScores, write_scores
+from explainers.report.results import write_scores
 
 TITLES = {"deletion": "Deletion ↓", "masks": "Masks", "accuracy": "Accuracy ↑"}
 

@@ -8,10 +8,10 @@ from commands import QUIET, evaluate
 from PIL import Image
 
 from explainers.errors import InputError
-from explainers.report.pictures import Pictures, picture_file, write_pictures
+from explainers.report.pictures import heatmap_file, write_pictures
 from explainers.report.publish import publish
+from explainers.report.results import load
 from explainers.report.tables import latex, markdown, rows
-from explainers.results.reading import load
 from explainers.running.resumption import ResumeTest
 from explainers.saved.files import file_name
 
@@ -25,6 +25,7 @@ def received(folder, tasks, explainers, images=("a.png",)):
     folder.mkdir(parents=True)
     results = {task: dict.fromkeys(explainers, ROW) for task in tasks}
     content = {"results": results, "columns": {"x": {"fidelity_plus": "Fidelity⁺ ↑"}}}
+    content["rows"] = {task: dict.fromkeys(explainers, "../../x") for task in tasks}
     (folder / "results.json").write_text(json.dumps(content))
     tensors = {
         "image": torch.randint(0, 256, (len(images), 3, 8, 8), dtype=torch.uint8),
@@ -34,9 +35,8 @@ def received(folder, tasks, explainers, images=("a.png",)):
         **{f"heatmaps/{name}": torch.rand(len(images), 1, 2, 2) for name in explainers},
     }
     for task in tasks:
-        write_pictures(
-            picture_file(folder, task), tensors, list(images), [r"class $\frac"], dict.fromkeys(explainers, True)
-        )
+        of_rows = dict.fromkeys(explainers, True), dict.fromkeys(explainers, "../../x")
+        write_pictures(folder, task, tensors, list(images), [r"class $\frac"], *of_rows)
     return folder / "results.json"
 
 
@@ -72,7 +72,7 @@ def test_a_file_name_stays_in_its_folder_and_fits_beside_the_endings_that_files_
 
 def test_the_same_names_are_safe_where_they_are_measured(tmp_path):
     for name in HOSTILE:
-        assert Pictures(str(tmp_path), name).path.parent == tmp_path / "pictures"
+        assert heatmap_file(tmp_path, name, name, name).parents[1] == tmp_path / "rows"
         unfinished = ResumeTest(tmp_path, name, "key")
         left = tmp_path / f"{file_name(name)}_0_of_1.pt"
         left.write_text("")

@@ -13,7 +13,7 @@ from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.images.transform import ImageTransform
 from explainers.models.names import class_names
 from explainers.report.overlays import overlay
@@ -35,11 +35,11 @@ def collected(folder, target, grid, samples, names=("Chance", "DecompX-PLUS"), b
     explainers = {name: posthoc.build(name, target, grid) for name in names}
     data = Images(test=lambda: samples, batch_size=batch_size, num_workers=0)
     callback = Pictures(str(folder), "digit", **{"images": 4, "classes": 3, **settings})
-    evaluation = Evaluation(grid, curves=[])(target, explainers)
+    evaluation = EvaluationModule(target, explainers, Evaluation(grid, curves=[]))
     Trainer(accelerator="cpu", inference_mode=False, callbacks=[callback], **SILENT).test(
         evaluation, data, verbose=False
     )
-    return read_pictures(folder / "pictures" / "digit.safetensors", list(names))
+    return read_pictures(folder, "digit", dict.fromkeys(names, ""))
 
 
 def test_pictures_come_from_all_over_the_test_set_with_every_explainers_heatmaps(tmp_path, target, grid, samples):
@@ -59,19 +59,20 @@ def test_pictures_come_from_all_over_the_test_set_with_every_explainers_heatmaps
             torch.testing.assert_close(heatmap, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_explainer_that_is_added_finds_the_pictures_of_the_others(tmp_path, target, grid, samples):
+def test_rows_with_heatmaps_of_the_same_images_are_shown_together(tmp_path, target, grid, samples):
+    def shown(*keys):
+        pictures = read_pictures(tmp_path, "digit", dict(zip(("Chance", "DecompX-PLUS"), keys, strict=True)))
+        return len(pictures), pictures[0].signed if pictures else {}
+
     first = collected(tmp_path, target, grid, samples, names=["DecompX-PLUS"])
     collected(tmp_path, target, grid, samples, names=["Chance"])
-    path = tmp_path / "pictures" / "digit.safetensors"
-    both = read_pictures(path, ["Chance", "DecompX-PLUS"])
-    assert all(list(picture.heatmaps) == ["Chance", "DecompX-PLUS"] for picture in both)
-    assert both[0].signed == {"Chance": False, "DecompX-PLUS": True}
-    assert torch.equal(
-        next(iter(both[1].heatmaps["DecompX-PLUS"].values())), next(iter(first[1].heatmaps["DecompX-PLUS"].values()))
-    )
-    collected(tmp_path, target, grid, samples, names=["Chance"], images=2)
-    of_others = read_pictures(path, ["Chance", "DecompX-PLUS"])[0]
-    assert list(of_others.heatmaps) == list(of_others.signed) == ["Chance"]  # of other images
+    pictures = read_pictures(tmp_path, "digit", {"Chance": "", "DecompX-PLUS": ""})
+    (_, heatmaps), (_, expected) = (each.heatmaps.popitem() for each in (pictures[1], first[1]))
+    torch.testing.assert_close(heatmaps, expected)
+    assert shown("", "") == (4, {"Chance": False, "DecompX-PLUS": True})
+    collected(tmp_path, target, grid, samples, names=["Chance"], images=2, keys={"Chance": "of two images"})
+    assert shown("of two images", "missing") == (2, {"Chance": False}) and shown("missing", "missing") == (0, {})
+    assert shown("", "") == (4, {"Chance": False, "DecompX-PLUS": True})  # nothing is lost
 
 
 def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, samples):
@@ -82,7 +83,7 @@ def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, sam
             self.precisions.append(torch.is_autocast_enabled("cpu"))
             return super().forward(images, classes)
 
-    evaluation = Evaluation(grid, curves=[])(target, {"DecompX": Watched(target, grid)})
+    evaluation = EvaluationModule(target, {"DecompX": Watched(target, grid)}, Evaluation(grid, curves=[]))
     data = Images(test=lambda: samples, batch_size=11, num_workers=0)
     settings = {"precision": "bf16-mixed", "inference_mode": False, "callbacks": [Pictures(str(tmp_path), "digit")]}
     Trainer(accelerator="cpu", **settings, **SILENT).test(evaluation, data, verbose=False)

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,10 @@ from explainers.report.overlays import draw_annotated, to_pillow
 from explainers.report.pictures import write_pictures
 from explainers.report.publish import publish
 from explainers.report.tables import Reference
+
+
+def write(folder, tensors, files, signed):
+    write_pictures(folder, "odd", tensors, files, ["even", "odd"], signed, dict.fromkeys(signed, ""))
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def run(tmp_path):
         "heatmaps/dropped": torch.rand(2, 1, 2, 2),
     }
     signed = {"tve": True, "chance": False, "dropped": True}
-    write_pictures(tmp_path / "pictures" / "odd.safetensors", tensors, ["a.png", "b.png"], ["even", "odd"], signed)
+    write(tmp_path, tensors, ["a.png", "b.png"], signed)
     return tmp_path, tensors
 
 
@@ -65,7 +70,7 @@ def test_overlays_are_of_the_class_that_all_explainers_explain_and_take_the_plac
     Image.new("RGB", (2, 2)).save(overlays / "mine.png")
     one = {name: values[:1] for name, values in tensors.items()}
     signed = {"tve": True, "chance": False}
-    write_pictures(folder / "pictures" / "odd.safetensors", one, ["c.png"], ["even", "odd"], signed)
+    write(folder, one, ["c.png"], signed)
     publish(folder, [folder / "results.json"], overlays=True)
     assert {path.name for path in overlays.iterdir()} == {"0000_c_tve.png", "0000_c_chance.png", "mine.png"}
 
@@ -79,7 +84,7 @@ def test_heatmaps_of_several_runs_are_shown_together_if_images_and_classes_are_t
     own = shared | {"heatmaps/lime": torch.rand(2, 1, 2, 2)}
     for classes, count in ((own["classes"], 3), (own["classes"].flip(1), 2)):
         changed = own | {"classes": classes}
-        write_pictures(other / "pictures/odd.safetensors", changed, ["a.png", "b.png"], ["even", "odd"], {"lime": True})
+        write(other, changed, ["a.png", "b.png"], {"lime": True})
         (other / "results.json").write_text(json.dumps(results))
         publish(other, [folder / "results.json", other / "results.json"])
         pictures = content((other / "gallery.html").read_text())["tasks"][0]["pictures"]
@@ -88,7 +93,7 @@ def test_heatmaps_of_several_runs_are_shown_together_if_images_and_classes_are_t
 
 def test_a_reference_is_a_column_or_a_line(run, capsys):
     folder, _ = run
-    (folder / "pictures/odd.safetensors").unlink()  # to draw nothing
+    shutil.rmtree(folder / "rows")  # to draw nothing
     for name, told in (("tve", False), ("TVE", True)):
         reference = Reference("paper", "ViT", {"ViT": {"odd": {name: {"fidelity_plus": 0.25}}}})
         table = publish(folder, [folder / "results.json"], reference)

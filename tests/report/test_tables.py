@@ -7,8 +7,9 @@ from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.sweep import PROBES
+from explainers.evaluation import Evaluation
+from explainers.evaluation.measurement import list_columns
+from explainers.evaluation.probes import PROBES
 from explainers.metrics.agreement import AGREEMENTS
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS
@@ -125,7 +126,8 @@ def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path)
     tasks, explainers = files["data"] | named_options("data").keys(), files["explainers"]
     values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
     settings = {"curves": list(CURVES), "probes": list(PROBES), "localization": list(LOCALIZATIONS)}
-    numbers = Evaluation(agreement=list(AGREEMENTS), removals=["zero", "black", "drop"], **settings).columns
+    settings |= {"agreement": list(AGREEMENTS), "removals": ["zero", "black", "drop"]}
+    numbers = list_columns(Evaluation(**settings))
     for of_target in values.values():
         assert of_target.keys() <= tasks
         for rows_of_task in of_target.values():

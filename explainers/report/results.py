@@ -1,17 +1,19 @@
-"""Reads results.json files and the numbers of single images beside them, and merges those that can be compared."""
+"""Files of results: rows, which an evaluation writes and joins; results.json, which tables and figures are made of."""
 
+import glob
+import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from explainers.errors import InputError, check_distinct
-from explainers.saved.files import is_first_process, printable
+from explainers.metrics.means import ImageScores
+from explainers.saved.files import file_name, is_first_process, printable, write_atomically
 from explainers.saved.identity import first_difference
 from explainers.saved.weights import read_tensors, save_tensors
 
@@ -20,6 +22,9 @@ Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 COSTS = "images_per_second", "peak_memory", "forward_passes"
 """Numbers that depend on the machine, the batches or a cache; two files may differ in them."""
+
+TABLES = "results", "columns", "identity", "rows"
+"""Parts of a file of results that have an entry for each task."""
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -62,8 +67,6 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
         for task, explainers in content["results"].items():
             data = content.get("data", {}).get(task)
             identity = content.get("identity", {}).get(task, {}) | ({"data": data} if data else {})
-            reference = content.get("settings", {}).get(task, {}).get("shared", {}).get("reference")
-            identity |= {"settings of the reference": reference} if reference else {}
             first, other = measured.setdefault(task, (path, identity))
             _check_alike(f"{task} in {first} and {path}", other, identity)
             measured[task] = first, identity | other
@@ -111,40 +114,6 @@ def _without_costs(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in numbers.items() if key not in COSTS and not key.endswith("_sd")}
 
 
-@dataclass(frozen=True)
-class ImageScores:
-    """Numbers of the images of one task.
-
-    Args:
-        index: index of each image in the data set, ascending, int64 (images,).
-        rows: explainer → number → its value for each image, float32 (images,); NaN for an image without one.
-    """
-
-    index: Tensor
-    rows: Mapping[str, Mapping[str, Tensor]]
-
-    def only(self, names: Collection[str]) -> "ImageScores":
-        """The rows of these explainers."""
-        return ImageScores(self.index, {name: row for name, row in self.rows.items() if name in names})
-
-    def joined(self, other: "ImageScores") -> "ImageScores":
-        """The rows of both, of `other` where both have an explainer; NaN for an image that only one of them has.
-
-        >>> one = ImageScores(torch.tensor([0, 1]), {"a": {"x": torch.tensor([0.0, 1.0])}})
-        >>> both = one.joined(ImageScores(torch.tensor([1, 2]), {"b": {"x": torch.tensor([5.0, 6.0])}}))
-        >>> both.index.tolist(), both.rows["b"]["x"].tolist()
-        ([0, 1, 2], [nan, 5.0, 6.0])
-        """
-        index = torch.cat([self.index, other.index]).unique()
-        rows: dict[str, dict[str, Tensor]] = {}
-        for part in (self, other):
-            places = torch.searchsorted(index, part.index)
-            for name, row in part.rows.items():
-                empty = torch.full((len(index),), torch.nan)
-                rows[name] = {number: empty.index_copy(0, places, values) for number, values in row.items()}
-        return ImageScores(index, rows)
-
-
 def scores_file(results: Path) -> Path:
     """The file of scores that belongs to a file of results.
 
@@ -174,9 +143,6 @@ def write_scores(results: Path, scores: Mapping[str, ImageScores]) -> None:
 def load_scores(path: str | Path, results: Results) -> dict[str, ImageScores]:
     """Read the scores that belong to a file of results, of which `results` are the numbers; empty if there are none.
 
-    Numbers whose mean differs from that in the results are left out: they are of another measurement, such as one that
-    was interrupted.
-
     Raises:
         InputError: if the file of scores is damaged.
     """
@@ -189,21 +155,14 @@ def load_scores(path: str | Path, results: Results) -> dict[str, ImageScores]:
         index = tensors.get(f"{task}/index", torch.zeros(0))
         rows = {
             name: {
-                number: values
-                for number, mean in numbers.items()
-                if (values := tensors.get(f"{task}/{name}/{number}")) is not None
-                and values.shape == index.shape
-                and _has_mean(values, mean)
+                number: tensors[f"{task}/{name}/{number}"]
+                for number in numbers
+                if tensors.get(f"{task}/{name}/{number}", torch.zeros(1, 1)).shape == index.shape
             }
             for name, numbers in explainers.items()
         }
         scores[task] = ImageScores(index, {name: row for name, row in rows.items() if row})
     return {task: of_task for task, of_task in scores.items() if of_task.rows}
-
-
-def _has_mean(values: Tensor, mean: float) -> bool:
-    limit = 1e-5 * max(1.0, values.nan_to_num().abs().max().item() if len(values) else 1.0)
-    return abs(values.double().nanmean().item() - mean) <= limit
 
 
 def read_scores(files: Sequence[str | Path]) -> dict[str, ImageScores]:
@@ -223,3 +182,85 @@ def read_scores(files: Sequence[str | Path]) -> dict[str, ImageScores]:
             renamed = ImageScores(scores.index, rows)
             joined[task] = renamed.joined(joined[task]) if task in joined else renamed
     return joined
+
+
+def row_file(folder: Path, task: str, explainer: str, key: str) -> Path:
+    """The file of a row in the folder of a run."""
+    return folder / "rows" / file_name(task) / f"{file_name(explainer, 150)}-{file_name(key, 50)}.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one explainer on one task. Their file is a file of results with a single row.
+
+    Args:
+        folder: folder of the run.
+        task: name of the task.
+        explainer: name of the explainer.
+        settings: all that the numbers depend on, as JSON values.
+    """
+
+    folder: Path
+    task: str
+    explainer: str
+    settings: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Hash of the names and the settings."""
+        text = json.dumps([self.task, self.explainer, self.settings], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def path(self) -> Path:
+        """The file of the row; with other settings it is another one."""
+        return row_file(self.folder, self.task, self.explainer, self.key)
+
+    def find_change(self) -> str | None:
+        """Describe the first setting that differs from the latest row of this name; `None` without such a row."""
+        same_name = glob.escape(self.path.name.removesuffix(f"{self.key}.json")) + "?" * len(self.key) + ".json"
+        others = sorted(self.path.parent.glob(same_name), key=lambda path: path.stat().st_mtime)
+        return first_difference(load(others[-1])["settings"], self.settings) if others else None
+
+    def write(self, evaluation: Any, run: Mapping[str, Any]) -> None:
+        """Write the numbers of an `EvaluationModule` after its test, and those of single images beside them.
+
+        Args:
+            evaluation: the module.
+            run: command, versions and devices.
+        """
+        name, reference = self.explainer, self.settings.get("reference")
+        tables = {
+            "results": {name: evaluation.results[name]},
+            "columns": evaluation.columns,
+            "identity": evaluation.identity() | ({"settings of the reference": reference} if reference else {}),
+            "rows": {name: self.key},
+        }
+        scores = evaluation.scores
+        own = None if scores is None else ImageScores(scores.index, {name: scores.rows[name]})
+        write_scores(self.path, {} if own is None else {self.task: own})
+        content = {table: {self.task: part} for table, part in tables.items()}
+        write_atomically(self.path, json.dumps({**content, "settings": self.settings, "runs": [run]}, indent=2))
+
+
+def join_rows(path: Path, rows: Sequence[Row], **described: Any) -> None:
+    """Write results.json, and the numbers of single images beside it, from the files of rows.
+
+    Args:
+        path: path of results.json.
+        rows: the rows, all of them measured.
+        described: further parts of the file.
+    """
+    content: dict[str, Any] = {**described, **{table: {} for table in TABLES}}
+    scores: dict[str, ImageScores] = {}
+    measured: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        own = load(row.path)
+        for table in TABLES:
+            content[table][row.task] = content[table].get(row.task, {}) | own[table][row.task]
+        measured.setdefault(json.dumps(own["runs"][0]), {}).setdefault(row.task, []).append(row.explainer)
+        for task, more in load_scores(row.path, own["results"]).items():
+            scores[task] = scores[task].joined(more) if task in scores else more
+    content["runs"] = [json.loads(run) | {"measured": names} for run, names in measured.items()]
+    write_scores(path, scores)
+    write_atomically(path, json.dumps(content, indent=2))

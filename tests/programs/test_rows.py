@@ -1,6 +1,7 @@
 """Everything that can change a number of an evaluation changes its settings, and nothing else does."""
 
 import copy
+import hashlib
 from collections.abc import Mapping
 
 import pytest
@@ -8,7 +9,7 @@ from commands import composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.results.file import BATCHES, NOT_MEASURED, list_explainers, list_settings
+from eval import BATCHES, NOT_MEASURED, hash_files, list_settings
 from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (
@@ -34,9 +35,9 @@ def config(tmp_path_factory):
     return plain
 
 
-def everything(task, config, hashes):
-    """The settings of a task and of its explainers."""
-    return list_settings(task, config, hashes, {}), list_explainers(task, config, hashes)
+def settings(config, hashes=(), processes=1):
+    """Explainer → settings, on one task."""
+    return list_settings("odd", config, {}, dict(hashes), processes)
 
 
 def leaves(node, path=""):
@@ -59,38 +60,33 @@ def other(value):
     return f"{value} or another"
 
 
-def changed(config, path):
+def changed(config, path, value=None):
     config = copy.deepcopy(config)
     *parents, last = path.split(".")
     node = config
     for name in parents:
         node = node[name]
-    node[last] = other(node[last])
+    node[last] = value or other(node[last])
     return config
 
 
-def excluded(path):
-    """Whether the tables of exclusions, each with its reason, name a key or one that it is in."""
-    names = path.split(".")
-    parents = {".".join(names[: i + 1]) for i in range(len(names))} - {"tasks"}
-    return names[-1] in WITHOUT_EFFECT or bool(parents & NOT_MEASURED.keys())
-
-
 def test_every_key_counts_but_those_with_a_reason(config):
-    before, seen = everything("odd", config, {}), []
+    before, seen, without_effect = settings(config), [], {*NOT_MEASURED} - {"tasks", "explainers", "methods"}
     for path, _ in leaves(config):
-        counts = everything("odd", changed(config, path), {}) != before
+        names = path.split(".")
         if path.startswith(DATA):
             expected = path.removeprefix(DATA) in BATCHES  # the others change the fingerprint: see below
+        elif path.startswith(("tasks.five_or_more", "tasks.loop")) or names[-1] in WITHOUT_EFFECT:
+            expected = False
         else:
-            expected = not excluded(path) and not path.startswith(("tasks.five_or_more", "tasks.loop"))
-        assert counts == expected, path
+            expected = not {".".join(names[: i + 1]) for i in range(len(names))} & without_effect
+        assert (settings(changed(config, path)) != before) == expected, path
         seen.append(path)
     assert len(seen) > 150
-    named = [name for name in NOT_MEASURED if any(path == name or path.startswith(f"{name}.") for path in seen)]
-    assert named == list(NOT_MEASURED)  # no exclusion outlives its key
-    assert {path.split(".")[-1] for path in seen} >= WITHOUT_EFFECT.keys()
-    assert all([*NOT_MEASURED.values(), *WITHOUT_EFFECT.values()])
+    assert settings(config | {"unknown": 1}) != before
+    assert all(
+        any(f"{path}.".startswith(f"{name}.") for path in seen) for name in NOT_MEASURED
+    )  # none outlives its key
 
 
 def test_the_number_of_processes_counts_where_each_measures_a_part_of_its_batches(config):
@@ -98,21 +94,33 @@ def test_the_number_of_processes_counts_where_each_measures_a_part_of_its_batche
     for limits, counts in ((parts, True), ([{"limit_test_batches": 1.0}, {}], False)):
         for limit in limits:
             limited = config | {"trainer": config["trainer"] | limit}
-            one, two = (list_settings("odd", limited, {}, {}, processes) for processes in (1, 2))
-            assert (one != two) == counts, limit
+            assert (settings(limited) != settings(limited, processes=2)) == counts, limit
 
 
-def test_a_change_of_one_explainer_is_no_change_of_the_others(config):
-    before = everything("odd", config, {})
-    for path, name in (("explainers.tve.hops", "tve"), ("explainers.chance.seed", "chance")):
-        shared, explainers = everything("odd", changed(config, path), {})
-        differing = [key for key in explainers if explainers[key] != before[1][key]]
-        assert differing == [name]
-        assert (shared == before[0]) == (name != config["evaluation"]["reference"])
+def differing(config, other):
+    one, two = settings(config), settings(other)
+    return [name for name in one if one[name] != two[name]]
+
+
+def test_a_change_of_one_explainer_is_no_change_of_the_others_but_that_of_the_reference(config):
+    assert config["evaluation"]["reference"] == "oracle"
+    assert differing(config, changed(config, "explainers.tve.hops")) == ["tve"]
+    assert differing(config, changed(config, "explainers.oracle.hops")) == [*settings(config)]
     own = copy.deepcopy(config)
     own["tasks"]["odd"]["explainers"] = {"tve": {"weights": "own"}}
-    shared, explainers = everything("odd", own, {})
-    assert shared == before[0] and [key for key in explainers if explainers[key] != before[1][key]] == ["tve"]
+    assert differing(config, own) == ["tve"]
+
+
+@pytest.mark.parametrize("key", ["explainers.tve.weights", "tasks.odd.target.head", "target.model.checkpoint_path"])
+def test_weights_count_by_what_is_in_their_file(config, tmp_path, key):
+    weights, elsewhere = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    weights.write_bytes(b"trained"), elsewhere.write_bytes(b"trained")
+    one, two = (changed(config, key, str(path)) for path in (weights, elsewhere))
+    before = settings(one, hash_files(one))
+    assert hash_files(one)[str(weights)] == hashlib.sha256(b"trained").hexdigest()
+    assert settings(two, hash_files(two)) == before
+    weights.write_bytes(b"trained longer")
+    assert settings(one, hash_files(one)) != before
 
 
 VALUES = {"task": "loop", "domain": "plain", "without": "small", "scraps": 7, "size": {"test": 5}, "image_size": 48}
@@ -136,6 +144,6 @@ def test_the_place_of_data_and_caches_does_not_count(config):
         own = copy.deepcopy(config) | {"data_dir": data_dir, "cache_dir": cache_dir}
         own["explainers"]["oracle"]["cache_dir"] = f"{cache_dir}/oracle"
         own["tasks"]["odd"]["data"]["root"] = f"{data_dir}/odd"
-        return everything("odd", own, {})
+        return settings(own)
 
     assert placed("data", "cache") == placed("/elsewhere", "/else/where")
