@@ -367,7 +367,7 @@ def test_passes_refine_anyhead_of_which_a_file_names_the_classes(target, grid, r
 
 
 def test_a_stopped_benchmark_says_how_far_it_came(run, monkeypatch):
-    monkeypatch.setattr("explainers.app.evaluating.measure", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("explainers.app.evaluating.Measurement.update", Mock(side_effect=KeyboardInterrupt))
     status, _, errors = run("benchmark", "photos", "--methods", "Chance", "--output", "b.json")
     said = "stopped after 0 of 2 images without b.json: the same command starts again with the first image"
     assert (status, errors) == (130, [f"explainers: {said}"])
