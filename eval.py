@@ -73,9 +73,10 @@ def evaluate(cfg: DictConfig) -> None:
             measure(cfg, task, missing[task], images, run)
         elif cfg.pictures and not isinstance(cfg.pictures.classes, int):
             print(f"{task}: pictures of the earlier command stay (fresh=true explains pictures.classes)")
-    if rows and is_first_process():
-        described = {"config": config, "files": hashes, "data": fingerprints}
-        join_rows(run_dir() / "results.json", [row for own in rows.values() for row in own], **described)
+        if is_first_process():  # after each task, so that a kill leaves what is measured
+            measured = [row for own in rows.values() for row in own if row.path.exists()]
+            described = {"config": config, "files": hashes, "data": fingerprints}
+            join_rows(run_dir() / "results.json", measured, **described)
     publish(cfg)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from explainers.errors import InputError, check_distinct
 from explainers.metrics.means import ImageScores
@@ -141,7 +142,9 @@ def write_scores(results: Path, scores: Mapping[str, ImageScores]) -> None:
 
 
 def load_scores(path: str | Path, results: Results) -> dict[str, ImageScores]:
-    """Read the scores that belong to a file of results, of which `results` are the numbers; empty if there are none.
+    """Read the scores that belong to a file of results with the numbers `results`; empty if there are none.
+
+    Scores whose mean is not the number in the results are left out: they belong to another measurement.
 
     Raises:
         InputError: if the file of scores is damaged.
@@ -155,14 +158,21 @@ def load_scores(path: str | Path, results: Results) -> dict[str, ImageScores]:
         index = tensors.get(f"{task}/index", torch.zeros(0))
         rows = {
             name: {
-                number: tensors[f"{task}/{name}/{number}"]
-                for number in numbers
-                if tensors.get(f"{task}/{name}/{number}", torch.zeros(1, 1)).shape == index.shape
+                number: values
+                for number, mean in numbers.items()
+                if (values := tensors.get(f"{task}/{name}/{number}")) is not None
+                and values.shape == index.shape
+                and _has_mean(values, mean)
             }
             for name, numbers in explainers.items()
         }
         scores[task] = ImageScores(index, {name: row for name, row in rows.items() if row})
     return {task: of_task for task, of_task in scores.items() if of_task.rows}
+
+
+def _has_mean(values: Tensor, mean: float) -> bool:
+    limit = 1e-5 * max(1.0, values.nan_to_num().abs().max().item() if len(values) else 1.0)
+    return abs(values.double().nanmean().item() - mean) <= limit
 
 
 def read_scores(files: Sequence[str | Path]) -> dict[str, ImageScores]:

@@ -92,10 +92,11 @@ def test_scores_of_several_files_are_joined_by_image_under_the_names_of_tables(p
     )
 
 
-def test_scores_of_another_length_are_left_out_and_a_damaged_file_is_named(path):
+def test_scores_of_another_measurement_are_left_out_and_a_damaged_file_is_named(path):
     results = {"odd": {"tve": {"fidelity_plus": 1.0}}}
-    write_scores(path, {"odd": ImageScores(torch.arange(3), {"tve": {"fidelity_plus": torch.ones(2)}})})
-    assert load_scores(path, results) == {}
+    for values in (torch.ones(2), torch.zeros(3)):  # of another length, with another mean
+        write_scores(path, {"odd": ImageScores(torch.arange(3), {"tve": {"fidelity_plus": values}})})
+        assert load_scores(path, results) == {}
     scores_file(path).write_bytes(b"damaged")
     with pytest.raises(InputError, match="results_scores.safetensors"):
         read_scores([path])
