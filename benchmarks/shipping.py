@@ -11,7 +11,7 @@ from explainers.models import TargetModel
 from explainers.saved.files import write_atomically
 from explainers.saved.records import leaves
 from explainers.saved.weights import read_header
-from explainers.share.catalogue import MEASURED, VECTOR, WEIGHTS
+from explainers.share.catalogue import FILE, MEASURED, VECTOR
 from explainers.share.model_cards import model_card
 from explainers.share.pretrained import CARD, Pretrained, halve, load
 from explainers.vectors.vector_files import save_vector
@@ -46,7 +46,7 @@ def ship(
     versions = {"command": command.removeprefix("python ").split(), "packages": packages}
     _check_paths({"images": images, "versions": versions})
     halve(explainer.export(folder))
-    header, kind = read_header(folder / WEIGHTS), type(explainer)
+    header, kind = read_header(folder / FILE), type(explainer)
     what = (kind.__doc__ or "").partition("\n")[0]
     table = make_table(measured)
     card = model_card(kind.__name__, what, header, versions, table, source=folder.parent.name, images=images)

@@ -20,7 +20,7 @@ from explainers.metrics.agreement import Agreement
 from explainers.report.labels import choose_colours, legend_below, make_title, names_in
 from explainers.report.lambda_figure import lambda_curves
 from explainers.report.results import Results
-from explainers.vectors.lambda_sweep import best_point
+from explainers.vectors.lambda_sweep import best_row
 
 
 def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
@@ -74,7 +74,7 @@ def lambda_sweeps(files: Mapping[str, str], select: Agreement = "e_rmse") -> Fig
         lines = [line for path in sorted(glob(pattern)) or [pattern] for line in _lines(path, "sweep/lambda_2")]
         keys = {key: key.removeprefix("sweep/") for key in lines[0] if key.startswith("sweep/")}
         rows = sweeps[label] = [{name: float(line[key]) for key, name in keys.items()} for line in lines]
-        best = best_point([row for row in rows if row["chosen"]], math.inf, select)
+        best = best_row([row for row in rows if row["chosen"]], math.inf, select)
         for row in rows:
             row["chosen"] = row is best
     return lambda_curves(sweeps)

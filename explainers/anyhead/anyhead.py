@@ -101,7 +101,10 @@ class AnyHead(NetworkExplainer):
         return rows["embedding"], products, vectors
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Explain `classes` (B,), by default the predicted, in images (B, C, H, W): heatmaps (B, rows, columns)."""
+        """Explain `classes` (B,), by default the predicted, in images (B, C, H, W): heatmaps (B, rows, columns).
+
+        For further classes of the same images, `prepare` of the base class computes all vectors c_z once.
+        """
 
         def functionals_of(rows: dict[str, Tensor]) -> Tensor:
             wanted = self._logits(rows).argmax(-1) if classes is None else classes

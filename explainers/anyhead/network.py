@@ -42,7 +42,10 @@ class AnyHeadNetwork(nn.Module):
     """
 
     scale: Tensor
+    """Factor of all vectors, see `AnyHead.calibrate`."""
+
     spread: Tensor
+    """Standard deviation of the sum of all paths, which divides their weights, see `AnyHead.calibrate`."""
 
     @checks_choices
     def __init__(
@@ -95,7 +98,7 @@ class AnyHeadNetwork(nn.Module):
         self,
         embeddings: Tensor,
         maps: list[Tensor],
-        direct: Tensor | None = None,
+        paths: Tensor | None = None,
         functionals: Tensor | None = None,
         blend: float = 0.0,
     ) -> Tensor:
@@ -104,12 +107,12 @@ class AnyHeadNetwork(nn.Module):
         Args:
             embeddings: embeddings of the whole images, (B, D).
             maps: feature maps of the `blocks`, (B, N', C) each.
-            direct: paths of the blocks `direct`, (B, L, N', D), or v · paths, (B, L, N', V).
+            paths: those of the blocks `direct`, (B, L, N', D), or v · paths, (B, L, N', V).
             functionals: v, (B, V, D).
             blend: from 0 to 1: share of the sum of all paths, each with weight 1, as before training; the rest is what
                 the network learned.
         """
-        return self.write_vectors(self.read_tokens(embeddings, maps), direct, functionals, blend)
+        return self.write_vectors(self.read_tokens(embeddings, maps), paths, functionals, blend)
 
     def read_tokens(self, embeddings: Tensor, maps: list[Tensor]) -> Tensor:
         """Read a token of each patch, (B, N, width), with the arguments of `forward`."""
@@ -128,7 +131,7 @@ class AnyHeadNetwork(nn.Module):
     def write_vectors(
         self,
         tokens: Tensor,
-        direct: Tensor | None = None,
+        paths: Tensor | None = None,
         functionals: Tensor | None = None,
         blend: float = 0.0,
     ) -> Tensor:
@@ -137,9 +140,9 @@ class AnyHeadNetwork(nn.Module):
         if functionals is not None:
             with torch.autocast(vectors.device.type, enabled=False):  # sums of 16 bits would have ties
                 vectors = vectors.float() @ functionals.float().mT
-        if direct is not None:
-            paths = on_grid(direct.flatten(0, 1), self.shape).unflatten(0, direct.shape[:2])  # (B, L, N, D)
-            vectors = vectors + (self.weigh_paths(tokens, blend).mT[..., None] * paths).sum(1)
+        if paths is not None:
+            resampled = on_grid(paths.flatten(0, 1), self.shape).unflatten(0, paths.shape[:2])  # (B, L, N, D)
+            vectors = vectors + (self.weigh_paths(tokens, blend).mT[..., None] * resampled).sum(1)
         return vectors * self.scale
 
     def _scores(self, i: int, feature_map: Tensor) -> Tensor:

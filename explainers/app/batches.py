@@ -86,9 +86,11 @@ class PreparedClasses:
 
     def _explain_class(self, classes: Sequence[int]) -> Tensor:
         if self._explain is None:
-            self._explain = partial(self.explainer, self.images)
-            if isinstance(self.explainer, PreparedExplainer):
-                self._explain = self.explainer.prepare(self.images)
+            explainer = self.explainer
+            if isinstance(explainer, PreparedExplainer):
+                self._explain = explainer.prepare(self.images)
+            else:
+                self._explain = partial(explainer, self.images)
         name = getattr(self.explainer, "__name__", type(self.explainer).__name__)
         heatmaps = read_heatmaps(self._explain(torch.tensor(classes, device=self.images.device)), name)
         if heatmaps.shape[:1] != self.images.shape[:1] or heatmaps.dim() != 3:

@@ -20,7 +20,7 @@ from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
 from explainers.posthoc.names import label_methods
 from explainers.saved.identity import find_changes
 from explainers.share import load
-from explainers.share.catalogue import COMMANDS, WEIGHTS, available, for_target, not_shipped
+from explainers.share.catalogue import EXPLAINERS, FILE, available, for_target, not_shipped
 from explainers.text import TextHead, clip_text_head
 from explainers.text.encoders import clip_encoder
 from explainers.transformer.blocks import find_blocks, is_transformer, num_prefix_tokens
@@ -40,7 +40,7 @@ INSIDE = "; if it has a backbone of timm, TargetModel(backbone, head=head) expla
 IMAGE_TOWERS = ("clip", "siglip")
 """Parts of timm's names of models that were trained with texts."""
 
-LARGEST = 16
+LARGEST_BATCH = 16
 """Largest number of images that are explained at once."""
 
 MEMORY = 4 * 2**30
@@ -73,12 +73,12 @@ def choose(target: TargetModel, method: Method = "auto", purpose: Purpose = "cla
     """
     if isinstance(method, str) and method == "auto":
         return _choose_default(target, purpose)
-    if isinstance(method, str) and method.lower() in COMMANDS:
+    if isinstance(method, str) and method.lower() in EXPLAINERS:
         for known in for_target(target):
             if known.explainer == method.lower():
                 return _load(known.folder, target)
         raise not_shipped(target, method.lower())
-    if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, WEIGHTS).is_file()):
+    if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, FILE).is_file()):
         return _load(method, target)
     if isinstance(method, str | Mapping):
         entries = list(label_methods([method]).items())
@@ -108,15 +108,15 @@ def estimate_passes(explainer: Explainer, against: Sequence[Any] = ()) -> int:
 
 
 def choose_batch_size(explainer: Explainer, target: TargetModel) -> int:
-    """Number of images that an explainer takes at once within `MEMORY`; `LARGEST` for models without known blocks."""
+    """Number of images that an explainer takes at once within `MEMORY`, at most `LARGEST_BATCH`."""
     if not is_transformer(target):
-        return LARGEST
+        return LARGEST_BATCH
     blocks: Any = find_blocks(target)
     tokens = target.grid.num_patches + num_prefix_tokens(target)
     floats = TOKENS * tokens * target.embed_dim
     if getattr(getattr(explainer, "reads", None), "attention", False):
         floats += MAPS * blocks[0].attn.num_heads * tokens**2
-    return max(1, min(LARGEST, MEMORY // (4 * len(blocks) * floats)))
+    return max(1, min(LARGEST_BATCH, MEMORY // (4 * len(blocks) * floats)))
 
 
 def _load(folder: str | Path, target: TargetModel) -> tuple[Explainer, str]:

@@ -40,7 +40,7 @@ Against = int | str | Sequence[int | str] | None
 
 
 class Settings(TypedDict, total=False):
-    """Keyword arguments of `explain`, for its overloads."""
+    """Keyword arguments of `explain`, for its overloads: a new one is added here, too."""
 
     classes: Classes
     method: Method
@@ -101,7 +101,7 @@ def explain(
         raise InputError("text_head= needs text=")
     purpose: Purpose = "classes" if text is None else "texts"
     session = Session(model, method, text_head, purpose)
-    explanations = session.explain(images, classes, top, text, against)
+    explanations = session.explain(images, classes, top=top, text=text, against=against)
     return explanations[0] if is_single(images) else explanations
 
 
@@ -117,7 +117,7 @@ class Session:
 
     Attributes:
         target: the model.
-        transform: how photos become its images.
+        transform: how photos become its images, in explanations, the page, audits and measurements alike.
         pixels: the format of its images.
         explainer: a function of images (B, C, H, W) and classes (B,) → heatmaps (B, rows, columns).
         method: label of the explainer.
@@ -214,7 +214,7 @@ class Session:
 
         Broken files of a folder are left out with a warning.
         """
-        return list(self.stream(images, classes, top, text, against))
+        return list(self.stream(images, classes, top=top, text=text, against=against))
 
     def stream(
         self,
@@ -246,7 +246,7 @@ class Session:
             yield from found
 
     def decode(self, photos: Sequence[Photo]) -> tuple[list[Photo], Tensor]:
-        """See `decode_photos`."""
+        """Decode what the model sees of photos; an InputError if one is broken, see `decode_photos`."""
         return decode_photos(photos, self.transform, self.pixels)
 
     def batches(
@@ -292,19 +292,19 @@ class Session:
             prepared = prepare(pixels)
             scores = prepared.scores() if texts is None else prepared.scores(texts)
             check_scores(scores, names, "logits" if texts is None else "similarities", self.target.name)
-            others = [] if texts is not None else list(against)
-            best = scores.index_fill(-1, torch.tensor(others, dtype=torch.long), -torch.inf).argmax(-1).tolist()
+            excluded = torch.tensor([] if texts is not None else list(against), dtype=torch.long)
+            best = scores.index_fill(-1, excluded, -torch.inf).argmax(-1).tolist()
             for column in wanted:
                 indices = [own if index is None else index for index, own in zip(column, best, strict=True)]
                 heatmaps = prepared.heatmaps(indices if texts is None else [texts[index] for index in indices], against)
                 columns.append((indices, heatmaps))
-        again = (lambda _: prepared) if alone else prepare
+        prepared_of = (lambda _: prepared) if alone else prepare
         own_pixels = [each.clone() for each in pixels]  # a view would keep its batch
         found = []
         for indices, heatmaps in columns:
             check_heatmaps(heatmaps, names, self.method)
             rows = zip(photos, own_pixels, scores, indices, heatmaps, strict=True)
-            found.append([self._explanation(*row, again, top, texts, against) for row in rows])
+            found.append([self._explanation(*row, prepared_of, top, texts, against) for row in rows])
         return found
 
     def _explanation(
@@ -314,7 +314,7 @@ class Session:
         scores: Tensor,
         index: int,
         heatmap: Tensor,
-        prepare: Callable[[Tensor], Any],
+        prepared_of: Callable[[Tensor], Any],
         top: int,
         texts: Sequence[str] | None,
         against: Sequence[Any],
@@ -323,13 +323,13 @@ class Session:
 
         def compute_heatmap(index: int, text: str, against: Sequence[Any]) -> Tensor:
             with self.computing():
-                heatmaps = prepare(image[None]).heatmaps([index if texts is None else text], against)
+                heatmaps = prepared_of(image[None]).heatmaps([index if texts is None else text], against)
             check_heatmaps(heatmaps, [photo.name], self.method)
             return heatmaps[0]
 
         def compute_score(text: str) -> Tensor:
             with self.computing():
-                return prepare(image[None]).scores([text])[0]
+                return prepared_of(image[None]).scores([text])[0]
 
         return Explanation(
             self.pixels.draw_seen(image),

@@ -120,7 +120,7 @@ def see_pixels(image: Image.Image | np.ndarray, transform: ImageTransform) -> tu
     Bands are resized one by one, those of 16 bits as floats, with values beside the image of 257 times `fill`.
     """
     if isinstance(image, Image.Image):
-        return transform.see(image)
+        return transform(image), transform.box(*image.size)
     rows, columns, count = image.shape
     single = image if image.dtype == np.uint8 else image.astype(np.float32)
     fills = np.resize(transform.fill, count) * (1 if image.dtype == np.uint8 else 257)

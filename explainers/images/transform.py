@@ -92,10 +92,6 @@ class ImageTransform:
         part = f", the middle {self.crop_pct:.0%}".replace("%", " %") if self.crop_pct < 1 else ""
         return f"photos {how} to {self.size[0]} x {self.size[1]}{part} ({self.interpolation})"
 
-    def see(self, photo: Image.Image) -> tuple[Tensor, Box]:
-        """Return what the model sees of an upright photo, uint8 (C, H, W), and where in the photo it is."""
-        return self(photo), self.box(*photo.size)
-
     def box(self, width: int, height: int) -> Box:
         """Return the rectangle of a photo of `width` × `height` pixels that the model sees.
 

@@ -20,7 +20,7 @@ from explainers.share import Pretrained
 
 NetworkBuilder = Callable[[TargetModel, PatchGrid], Any]
 
-WEIGHTS = ("weights", "allow_finetuned_backbone", "surrogate")
+NOT_IDENTITY = ("weights", "allow_finetuned_backbone", "surrogate")
 """Arguments of explainers that name files of weights, or say which are accepted; their content has an identity."""
 
 
@@ -120,11 +120,11 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         """Apply the network to rows of `reads`."""
 
     def build_loss(self, loss: Callable[..., Any]) -> Any:
-        """Build what a training of this explainer minimises, a `Loss`."""
+        """Build the `Loss` of a training; a subclass may hand over more, as TVE its hops."""
         return loss(self.target, self.grid)
 
     def calibrate(self, rows: dict[str, Tensor], loss: Any) -> None:
-        """Prepare for the scale of the data, given the loss and the rows of the first training batch."""
+        """Take the scale of the data from the rows of the first training batch; a pretrained network may do nothing."""
 
     @abstractmethod
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
@@ -142,7 +142,7 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         target = self.target.backbone_identity() if self.serves_every_head else self.target.identity()
         initial = getattr(self.network, "initial", ())
         own = {"target": target, "network": recipe(self.network, ("target", "grid", *initial))}
-        return own | recipe(self, without=(*own, *WEIGHTS, *self.READING))
+        return own | recipe(self, without=(*own, *NOT_IDENTITY, *self.READING))
 
     def check_identity(self, saved: Identity, path: str) -> None:
         """Raise an InputError unless weights with the identity `saved`, of a file, may be used by this explainer."""

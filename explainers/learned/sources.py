@@ -58,7 +58,7 @@ class Loss(Source, Protocol):
     """What a training minimises: a source of the network's targets, and the error of its predictions."""
 
     ratios: int
-    """Number of ratios that `loss` is the mean of."""
+    """1 for a mean over images, whatever the number of its terms; n if `loss` is the mean of n ratios of sums."""
 
     def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of a network's predictions, given the rows of this loss and of the network."""

@@ -130,6 +130,7 @@ def as_target(
             found = _settle_hooks(_find_target(model, weights, inputs))
         else:
             found = _settle_hooks(_read_output(model, weights, target, fixed, inputs))
+        # Settled by `inputs`: what is left is for another head
         size, names, score = None, () if head is None else names, None if head is None else score
     white, bands = images.get("white"), images.get("bands")
     seen = white is not None or bands is not None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """Holds `<name of the model in timm, with its tag>/<explainer>/`, folders that `benchmarks/shipping.py` writes."""
 
-WEIGHTS = "explainer.safetensors"
+FILE = "explainer.safetensors"
 MEASURED = "measured.json"
 
 COMMANDS = {
@@ -24,6 +24,8 @@ COMMANDS = {
     "tve": "python train.py experiment=tve_vit_tiny target={model}",
 }
 """Explainer → the command that trains one in the checkout. The first one is preferred where a model has both."""
+
+EXPLAINERS = tuple(COMMANDS)
 
 VECTOR = "vector.safetensors"
 
@@ -83,7 +85,7 @@ def available() -> Catalogue:
     >>> isinstance(available(), list)
     True
     """
-    return list_shipped(COMMANDS, WEIGHTS)
+    return list_shipped(COMMANDS, FILE)
 
 
 def list_shipped(commands: Mapping[str, str], file: str) -> Catalogue:
@@ -129,7 +131,7 @@ def for_target(target: TargetModel) -> Catalogue:
     from explainers.saved.identity import is_rounded_copy
     from explainers.saved.weights import read_header
 
-    headers = [(each, read_header(each.folder / WEIGHTS)) for each in available()]
+    headers = [(each, read_header(each.folder / FILE)) for each in available()]
     alike = [(each, header) for each, header in headers if header["target"].get("embed_dim") == target.embed_dim]
     if not alike:
         return Catalogue()  # without a hash, which reads all weights

@@ -41,7 +41,7 @@ LEARNED = {
 
 HUB = "hf://"
 CARD = "README.md"
-WEIGHTS = ("explainer.safetensors", "model.safetensors")
+FILES = ("explainer.safetensors", "model.safetensors")
 """Names of the file of an explainer, and of a model that explains itself, in its folder."""
 
 RECORD = ("config.yaml", "versions.json")
@@ -172,7 +172,7 @@ def load(
             with torch.device("meta"):
                 check_forms(file, describe_tensors(built(model, grid).state_dict()))
             explainer = kind(target=model, grid=grid, network=built, weights=str(file), **settings)
-            explainer.record = _record(file.parent) if file.name in WEIGHTS else {}
+            explainer.record = _record(file.parent) if file.name in FILES else {}
         else:
             explainer = kind(target=model, grid=grid, weights=str(file))
     except Exception as error:  # whatever timm and torch say of sizes that do not fit
@@ -199,10 +199,10 @@ def _file(source: str | Path, revision: str | None) -> Path:
             f" folder{f', and explainers are shipped for {names} alone' if names else ''}; train with"
             " train.py, or correct the path"
         )
-    files = [path / name for name in WEIGHTS if (path / name).exists()]
+    files = [path / name for name in FILES if (path / name).exists()]
     if not files:
         raise InputError(
-            f"expected a trained explainer in {path}, got no {' or '.join(WEIGHTS)}: a run that has not ended goes on"
+            f"expected a trained explainer in {path}, got no {' or '.join(FILES)}: a run that has not ended goes on"
             " with its command"
         )
     return _check_file(files[0])
@@ -222,7 +222,7 @@ def download_repository(source: str, revision: str | None) -> Path:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise InputError(f"expected a repository of the Hugging Face Hub as hf://user/name, got {source}")
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=[*WEIGHTS, *RECORD]))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=[*FILES, *RECORD]))
     except (OSError, ValueError) as error:  # no repository, no network, no permission, no such name
         reason = str(error).strip().partition("\n")[0]
         raise InputError(

@@ -269,12 +269,12 @@ class ExplainerTraining(TrainingModule):
         if not self.calibrated and self.global_step == 0:
             self.explainer.calibrate(rows, self.loss)
             self.calibrated = True
-        loss = self.loss.loss(self.explainer.predict(rows), rows)
+        loss = self.loss.loss(self.explainer.predict(rows), rows)  # rows may say what to predict, as TVE's `patch`
         self.log("train/loss", loss, batch_size=len(batch["index"]))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        rows = complete(batch, self.sources)
+        rows = complete(batch, self.sources)  # of epoch 0: the same draws in every validation
         predicted = self.explainer.predict(rows)
         self.val_loss.update(*self.loss.loss_sums(predicted, rows))
         self.log("val/loss", self.val_loss, prog_bar=True)

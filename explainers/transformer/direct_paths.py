@@ -27,12 +27,12 @@ def record_direct(target: TargetModel, blocks: Sequence[int]) -> Iterator[Record
     says what `check_direct` finds, and unless exactly one forward pass ran inside.
     """
     check_direct(target, blocks)
-    record = Record(blocks, Rules(), attention=True, rows=read_tokens(target))
+    record = Record(blocks, Rules(), attention=True, rows=select_read_tokens(target))
     with attach_record(record, target):
         yield record
 
 
-def read_tokens(target: TargetModel) -> Callable[[int], Tensor]:
+def select_read_tokens(target: TargetModel) -> Callable[[int], Tensor]:
     """Return a function of the number T of tokens → which of them the embedding reads, boolean (T,)."""
     return lambda num_tokens: readout(target, num_tokens) > 0
 

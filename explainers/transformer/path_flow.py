@@ -35,7 +35,7 @@ from explainers.transformer.direct_paths import (
     inverse_scale,
     project_into_embedding,
     read_rows,
-    read_tokens,
+    select_read_tokens,
 )
 from explainers.transformer.recording import Record, attach_record, attention_scores
 from explainers.transformer.rules import Rules
@@ -57,7 +57,7 @@ class FlowRecord(Record):
     """
 
     def __init__(self, target: TargetModel, blocks: Sequence[int]) -> None:
-        super().__init__(blocks, Rules(), attention=True, rows=read_tokens(target))
+        super().__init__(blocks, Rules(), attention=True, rows=select_read_tokens(target))
         self.prefix = num_prefix_tokens(target)
         self.class_tokens: list[Tensor] = []
         self.transitions: list[Tensor] = []

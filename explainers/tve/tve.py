@@ -142,6 +142,7 @@ class TVELoss(MeanLoss):
         return (errors.sum(-1) if self.reduction == "sum" else errors.mean(-1)).sum(-1).mean()
 
     def key(self) -> Identity:
+        # Arguments of the loss alone are left out: stored rows stay valid when they change
         own = {"source": "meta-attributions", "target": self.target.backbone_identity()}
         return own | recipe(self, without=(*own, "reduction"))
 
@@ -268,7 +269,7 @@ class TVE(NetworkExplainer):
         return self.network(rows.get("image"), rows.get("embedding"), self._feature_maps(rows), rows.get("patch"))
 
     def build_loss(self, loss: Callable[..., Any]) -> Any:
-        return loss(self.target, self.grid, self.hops)
+        return loss(self.target, self.grid, hops=self.hops)
 
     def calibrate(self, rows: dict[str, Tensor], loss: Any) -> None:
         """Calibrate an untrained network on the first batches of all processes, with the same result in all of them."""
@@ -287,8 +288,11 @@ class TVE(NetworkExplainer):
     def measure(self, metrics: Mapping[str, Any], predicted: Tensor, rows: dict[str, Tensor]) -> None:
         """Update `validation_metrics`, for the predicted classes."""
         classes = self._logits(rows).argmax(-1)[:, None, None, None].expand(*predicted.shape[:3], 1)
-        of_all = (log_probabilities(self.target.classify(g_h), self.target.score) for g_h in (predicted, rows["meta"]))
-        metrics["theorem1"].update(*(each.gather(-1, classes)[..., 0] for each in of_all))
+        own, exact = (
+            log_probabilities(self.target.classify(each), self.target.score).gather(-1, classes)[..., 0]
+            for each in (predicted, rows["meta"])
+        )
+        metrics["theorem1"].update(own, exact)
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         return self._transfer(self.target.classify, predicted, classes, self.target.score)

@@ -15,9 +15,9 @@ from explainers.models.convert import as_target
 from explainers.models.inputs import WHITE, validate_classes
 from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.weights import is_finite, quote
-from explainers.vectors.explainability_vector import MethodLabels
 from explainers.vectors.fixed_head import fix_own_head, select_explained
-from explainers.vectors.lambda_sweep import UNCHANGED, LambdaSweep, best_point, summary, sweep_points
+from explainers.vectors.lambda_sweep import UNCHANGED, LambdaSweep, Point, best_row, summary, sweep_points
+from explainers.vectors.method_labels import MethodLabels
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.vector_files import TUNED, find_vector, read_vector
 
@@ -94,10 +94,10 @@ def add_vector(
     else:
         sweep = LambdaSweep(explainer, start, tau, sweep_points(1.0, LAMBDAS)).to(target.mean.device)
         chosen = choose_lambda(sweep, MethodLabels(target, target.grid), images)
-    models = LambdaSweep(explainer, start, tau, sweep_points(1.0, [chosen]))
+    chosen_point = LambdaSweep(explainer, start, tau, sweep_points(1.0, [chosen]))
     if images is not None:
-        models.restore(batches(images))
-    explained = SelfExplained(models.load((1.0, chosen)), chosen).eval()
+        chosen_point.fit_restorations(batches(images))
+    explained = SelfExplained(chosen_point.load(Point(1.0, chosen)), chosen).eval()
     black = torch.zeros(1, target.channels, *target.grid.size, dtype=torch.uint8, device=target.mean.device)
     if not all(each.isfinite().all() for each in explained(black if images is None else images[:1])):
         origin = f"{file}: " if lambda_2 == "auto" else ""
@@ -121,13 +121,13 @@ def check_images(images: Any, target: TargetModel) -> Tensor:
 
 def choose_lambda(sweep: LambdaSweep, labels: MethodLabels, images: Tensor) -> float:
     """Choose λ₂ by one half of the images, after the head was fitted to the other half, and log what it changes."""
-    sweep.restore(batches(images[::2]))
+    sweep.fit_restorations(batches(images[::2]))
     for batch in batches(images[1::2]):
         with torch.enable_grad():
             rows = batch | labels(batch)
         sweep.update(rows | {"label": torch.full_like(rows["explained"], -1)})
     measured = sweep.compute()
-    best = best_point(measured, 0.01, "rank_correlation")
+    best = best_row(measured, 0.01, "rank_correlation")
     log.warning(f"lambda_2=auto: {summary(measured, best, 'rank_correlation')}")
     sweep.load(UNCHANGED)
     return best["lambda_2"]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor
@@ -17,11 +16,19 @@ from explainers.learned.sources import Pixels, complete
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import Agreement
 from explainers.models import TargetModel
-from explainers.posthoc import build
-from explainers.saved.identity import Identity, recipe, weights_hash
+from explainers.saved.identity import weights_hash
 from explainers.saved.weights import save_weights
-from explainers.vectors.lambda_sweep import UNCHANGED, LambdaSweep, Row, best_point, curvature, summary, sweep_points
-from explainers.vectors.model_files import TRANSFERRED, exported_target
+from explainers.vectors.lambda_sweep import (
+    UNCHANGED,
+    LambdaSweep,
+    Point,
+    Row,
+    best_row,
+    curvature,
+    summary,
+    sweep_points,
+)
+from explainers.vectors.model_files import TRANSFERRED
 from explainers.vectors.projections import some_images
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
 from explainers.vectors.vector_files import VectorSources, build_vector, read_parent
@@ -30,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Selection:
-    """How a sweep selects λ₂, see `best_point`.
+    """How a sweep selects λ₂, see `best_row`.
 
     Args:
         metric: the metric that is best.
@@ -61,8 +68,8 @@ class ExplainabilityVector(LightningModule):
         vector: the files of the vectors τ_m of one or several source tasks, and their ratios r_m.
         labels: builds the source of the reference attributions from the model of `onto` and the grid: `ShapleyLabels`,
             or `MethodLabels`, which need neither labels nor masked images.
-        lambda_2: values of λ₂ to try, or a single one. Without 0 among them, the unchanged model is the best one only
-            if all others lose too much accuracy.
+        lambda_2: values of λ₂ to try, or a single one. Without 0 among them, the unchanged model, of λ₁ = 1, is the
+            best one only if all others lose too much accuracy.
         selection: how λ₂ is selected.
         lambda_1: λ₁, the weight of the target task.
         restore: number of training images, without labels, to which the projection of the head is fitted, so that
@@ -91,10 +98,10 @@ class ExplainabilityVector(LightningModule):
         parent = read_parent("onto", onto, target)
         self.vector = build_vector(vector, target, parent.backbone)
         self.hashes = {"base": weights_hash(target.backbone), "onto": parent.identity["target"]["backbone_sha256"]}
-        self.teacher = exported_target(target, onto).requires_grad_(False)
         explainer = SelfExplaining(target, grid, onto)
+        self.teacher = copy.deepcopy(explainer.target).requires_grad_(False)  # before its head reads as the source's
         explainer.target.head = explainer.target.head.read_as(**self.vector.reading)
-        self.models = LambdaSweep(explainer, target.backbone.state_dict(), self.vector.tau, points, selection.k)
+        self.sweep = LambdaSweep(explainer, target.backbone.state_dict(), self.vector.tau, points, selection.k)
         reference = labels(self.teacher, grid)
         if reference.classes == "all":
             raise InputError("expected attributions of one class to compare with, got labels.classes=all; take label")
@@ -102,28 +109,28 @@ class ExplainabilityVector(LightningModule):
         self.selection = selection
         self.restore = restore
         self.keeps_unchanged = 0 in values
-        self.sweep: list[Row] = []
+        self.rows: list[Row] = []
         self.best = UNCHANGED
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain with the selected model, see `SelfExplaining.forward`."""
-        return self.models.load(self.best)(images, classes)
+        return self.sweep.load(self.best)(images, classes)
 
     def on_validation_start(self) -> None:
         """Fit the projections of all models but the unchanged one."""
         if self.restore:
             data = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
-            self.models.restore(some_images(data, "train", self.restore))
+            self.sweep.fit_restorations(some_images(data, "train", self.restore))
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.models.update(complete(batch, self.sources))
+        self.sweep.update(complete(batch, self.sources))
 
     def on_validation_epoch_end(self) -> None:
         """Select λ₂, log the metrics of all models, and warn of a source that is unlike the target."""
-        self.sweep = self.models.compute()
-        best = best_point(self.sweep, self.selection.tolerance, self.selection.metric, self.keeps_unchanged)
-        self.best = best["lambda_1"], best["lambda_2"]
-        numbers = best | self.vector.cosines | {"curvature": curvature(self.sweep)}
+        self.rows = self.sweep.compute()
+        best = best_row(self.rows, self.selection.tolerance, self.selection.metric, self.keeps_unchanged)
+        self.best = Point(best["lambda_1"], best["lambda_2"])
+        numbers = best | self.vector.cosines | {"curvature": curvature(self.rows)}
         self.log_dict({f"val/{name}": value for name, value in numbers.items()})
         for name, value in self.vector.cosines.items():
             if round(value, 2) < 0 and self.trainer.is_global_zero:
@@ -131,14 +138,14 @@ class ExplainabilityVector(LightningModule):
                     f"the transfer may hurt: the {name} of the source's and the target's task vectors is {value:.2f},"
                     " below 0; take a source that is more like the target"
                 )
-        report(self.trainer, self.sweep, best, self.selection.metric)
+        report(self.trainer, self.rows, best, self.selection.metric)
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.models.update(complete(batch, self.sources), list(dict.fromkeys([UNCHANGED, self.best])))
+        self.sweep.update(complete(batch, self.sources), list(dict.fromkeys([UNCHANGED, self.best])))
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the unchanged and of the selected model, which may be the same."""
-        rows = self.models.compute(list(dict.fromkeys([UNCHANGED, self.best])))
+        rows = self.sweep.compute(list(dict.fromkeys([UNCHANGED, self.best])))
         for name, row in (("untouched", rows[0]), ("transferred", rows[-1])):
             self.log_dict({f"test/{name}/{key}": value for key, value in row.items()})
 
@@ -150,28 +157,28 @@ class ExplainabilityVector(LightningModule):
         `scaled.safetensors` is the unchanged model, whose attributions are multiplied by their best factor on the
         validation images: the baseline of a transfer.
         """
-        if self.sweep:
-            unchanged = self.models.load(UNCHANGED)
+        if self.rows:
+            unchanged = self.sweep.load(UNCHANGED)
             scaled: Any = copy.deepcopy(unchanged.target)
-            scaled.head.scale_attributions(self.sweep[0]["best_factor"])
+            scaled.head.scale_attributions(self.rows[0]["best_factor"])
             save_weights(scaled.state_dict(), folder / "scaled.safetensors", unchanged.provenance(1.0))
         hashes = self.hashes | self.vector.hashes
         save_weights(self.vector.tau, folder / "vector.safetensors", {"backbone": self.teacher.name} | hashes)
-        own = {"restore": self.restore, "lambda_1": self.best[0], "lambda_2": self.best[1]}
+        own = {"restore": self.restore, **self.best._asdict()}
         own |= {f"{role}_sha256": value for role, value in hashes.items()}
-        model = self.models.load(self.best)
+        model = self.sweep.load(self.best)
         identity = model.provenance(TRANSFERRED) | own
         return save_weights(model.target.state_dict(), folder / "model.safetensors", identity)
 
 
-def report(trainer: Trainer, sweep: Sequence[Row], best: Row, select: str) -> None:
+def report(trainer: Trainer, sweep: Sequence[Row], best: Row, metric: str) -> None:
     """Log all points, with the curvature at each and which one is chosen, and print the summary.
 
     W&B gets them as the table `sweep/points` and the figure `sweep/curves`, other loggers as a row of metrics for each.
     """
     rows = [row | {"curvature": curvature([row]), "chosen": float(row is best)} for row in sweep]
     rows.sort(key=lambda row: row["lambda_2"])
-    line = summary(sweep, best, select)
+    line = summary(sweep, best, metric)
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             from explainers.report.lambda_figure import lambda_curves  # imports Matplotlib, which takes long
@@ -184,38 +191,3 @@ def report(trainer: Trainer, sweep: Sequence[Row], best: Row, select: str) -> No
                 logger.log_metrics({f"sweep/{name}": value for name, value in row.items()}, step)
     if trainer.is_global_zero:
         print(line)
-
-
-class MethodLabels:
-    """A source (see `sources`) of the heatmaps of a method without training, for the predicted class of each image.
-
-    As the reference of a sweep, it needs neither labels nor KernelSHAP. Its rows are those of `ShapleyLabels`:
-    `explained` (B,) and `shapley` (B, N), here in the units of the method. They rank the points of a sweep by
-    `rank_correlation` or `iou`; errors and factors in these units mean little.
-
-    Args:
-        model: the model to explain.
-        grid: the patches that are explained.
-        method: name of the method, see `posthoc.build`.
-    """
-
-    provides = ("explained", "shapley")
-    entries = ("image",)
-    classes = "predicted"
-
-    def __init__(self, model: TargetModel, grid: PatchGrid, method: str = "DecompX-PLUS") -> None:
-        model.check_grid(grid)
-        self.model = model
-        self.grid = grid
-        self.method = method
-        self.map: Any = build(method, model, grid)
-        self.forward_passes = 1 + getattr(self.map, "forward_passes", 1)
-
-    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        with torch.no_grad():
-            explained = self.model(batch["image"]).argmax(-1)
-        return {"explained": explained, "shapley": self.map(batch["image"], explained).detach().flatten(1)}
-
-    def key(self) -> Identity:
-        own = {"source": f"heatmaps by {self.method}", "model": self.model.identity()}
-        return recipe(self, without=own) | own

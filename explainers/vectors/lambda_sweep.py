@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,15 @@ from explainers.vectors.fixed_head import select_explained
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import restoration, transfer
 
-Point = tuple[float, float]
-"""(λ₁, λ₂)."""
 
-UNCHANGED: Point = (1.0, 0.0)
+class Point(NamedTuple):
+    """A point of a sweep: λ₁ and λ₂."""
+
+    lambda_1: float
+    lambda_2: float
+
+
+UNCHANGED = Point(1.0, 0.0)
 """The point of the model that nothing is added to."""
 
 Row = dict[str, float]
@@ -30,13 +35,13 @@ def sweep_points(lambda_1: float, lambda_2: Sequence[float]) -> list[Point]:
     """The points of a sweep of λ₂, after the unchanged model; an InputError for a value that is no number, or repeated.
 
     >>> sweep_points(1.0, [0.0, 0.5])
-    [(1.0, 0.0), (1.0, 0.5)]
+    [Point(lambda_1=1.0, lambda_2=0.0), Point(lambda_1=1.0, lambda_2=0.5)]
     """
     if not lambda_2 or not all(map(is_finite, [lambda_1, *lambda_2])):
         got = f"lambda_1={lambda_1}, lambda_2={lambda_2}"
         raise InputError(f"expected finite numbers, got {got}", "lambda_1", "lambda_2")
     check_distinct(lambda_2=lambda_2)
-    return [UNCHANGED, *(point for value in lambda_2 if (point := (lambda_1, value)) != UNCHANGED)]
+    return [UNCHANGED, *(point for value in lambda_2 if (point := Point(lambda_1, value)) != UNCHANGED)]
 
 
 class PointMetrics(nn.Module):
@@ -120,7 +125,7 @@ class LambdaSweep(nn.Module):
         return self.explainer
 
     @torch.no_grad()
-    def restore(self, batches: Iterable[dict[str, Tensor]]) -> None:
+    def fit_restorations(self, batches: Iterable[dict[str, Tensor]]) -> None:
         """Fit the `restoration` of every point but the first to images without labels."""
         self.restorations = {}
         embeddings: list[list[Tensor]] = [[] for _ in self.points]
@@ -144,14 +149,11 @@ class LambdaSweep(nn.Module):
 
     def compute(self, points: Sequence[Point] = ()) -> list[Row]:
         """What was measured at some points, by default at all, over the images since the last call."""
-        return [
-            {"lambda_1": point[0], "lambda_2": point[1]} | self.metrics[self.points.index(point)].compute()
-            for point in points or self.points
-        ]
+        return [point._asdict() | self.metrics[self.points.index(point)].compute() for point in points or self.points]
 
 
 @checks_choices
-def best_point(sweep: Sequence[Row], tolerance: float, select: Agreement, unchanged: bool = True) -> Row:
+def best_row(sweep: Sequence[Row], tolerance: float, metric: Agreement, unchanged: bool = True) -> Row:
     """The row with the best metric among the rows that lose at most `tolerance` of the first row's accuracy.
 
     Without labels, there is no accuracy, and the share of predictions that are `kept` takes its place.
@@ -159,19 +161,19 @@ def best_point(sweep: Sequence[Row], tolerance: float, select: Agreement, unchan
     Args:
         sweep: the rows; the first one is of the unchanged model. Of equal rows, the earlier one is the best.
         tolerance: maximum accuracy drop, as a fraction.
-        select: the metric.
+        metric: the metric.
         unchanged: whether the first row may be the best. It is anyway if all others lose too much.
 
     >>> rows = [{"accuracy": 0.9, "iou": 0.1}, {"accuracy": 0.89, "iou": 0.2}, {"accuracy": 0.6, "iou": 0.4}]
-    >>> best_point(rows, tolerance=0.02, select="iou")
+    >>> best_row(rows, tolerance=0.02, metric="iou")
     {'accuracy': 0.89, 'iou': 0.2}
     """
     accuracy = _name_accuracy(sweep)
     lowest = sweep[0][accuracy] - tolerance - 1e-6  # for the rounding of float32 accuracies
-    sign = 1 if agreement_metrics(k=1)[select].higher_is_better else -1
+    sign = 1 if agreement_metrics(k=1)[metric].higher_is_better else -1
     allowed = [row for row in sweep if row[accuracy] >= lowest]
     candidates = allowed if unchanged else allowed[1:] or allowed
-    return max(candidates, key=lambda row: -math.inf if math.isnan(row[select]) else sign * row[select])
+    return max(candidates, key=lambda row: -math.inf if math.isnan(row[metric]) else sign * row[metric])
 
 
 def _name_accuracy(sweep: Sequence[Row]) -> str:
@@ -182,7 +184,7 @@ def curvature(sweep: Sequence[Row]) -> float:
     """How sharply the divergence of the predictions rises along the vector: τᵀ F τ, F the information of Fisher.
 
     F is the Hessian of the divergence at the unchanged model. So KL(unchanged ‖ λ₂) ≈ λ₂² τᵀ F τ / 2 for small λ₂; it
-    is read at the smallest one of the sweep. NaN if λ₂ = 0 is the only one.
+    is read at the smallest one of the sweep. NaN without a point of λ₁ = 1 and λ₂ ≠ 0.
 
     >>> curvature([{"lambda_1": 1.0, "lambda_2": value, "divergence": 3 * value**2} for value in (0.0, 0.5, 1.0)])
     6.0
@@ -192,13 +194,13 @@ def curvature(sweep: Sequence[Row]) -> float:
     return math.nan if nearest is None else 2 * nearest["divergence"] / nearest["lambda_2"] ** 2
 
 
-def summary(sweep: Sequence[Row], best: Row, select: str) -> str:
+def summary(sweep: Sequence[Row], best: Row, metric: str) -> str:
     """One line: the selected point, and how it changes the accuracy and the metric that selected it.
 
     >>> rows = [{"lambda_1": 1.0, "lambda_2": value, "accuracy": 0.9, "iou": value} for value in (0.0, 0.5)]
     >>> summary(rows, rows[1], "iou")
     'best of 2 points: λ₁ = 1, λ₂ = 0.5; accuracy 0.9 → 0.9, iou 0 → 0.5'
     """
-    changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in (_name_accuracy(sweep), select))
+    changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in (_name_accuracy(sweep), metric))
     point = f"λ₁ = {best['lambda_1']:g}, λ₂ = {best['lambda_2']:g}"
     return f"best of {len(sweep)} points: {point}; {', '.join(changes)}"

@@ -16,10 +16,10 @@ from explainers.saved.weights import State, check_alike
 FLATTEST = 1e-6
 
 
-def vector(explaining: State, predicting: State) -> dict[str, Tensor]:
-    """The explainability vector τ = θ_ft* − θ_ft of two models of one task.
+def subtract(explaining: State, predicting: State) -> dict[str, Tensor]:
+    """Compute the explainability vector τ = θ_ft* − θ_ft of two models of one task.
 
-    >>> vector({"weight": torch.tensor(3.0)}, {"weight": torch.tensor(1.0)})
+    >>> subtract({"weight": torch.tensor(3.0)}, {"weight": torch.tensor(1.0)})
     {'weight': tensor(2.)}
 
     Raises:
@@ -40,30 +40,28 @@ def select_learned(state: State) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if value.is_floating_point() and not name.endswith(statistics)}
 
 
-def transfer(
-    base: State, target: State, vector: State, lambda_1: float = 1.0, lambda_2: float = 1.0
-) -> dict[str, Tensor]:
-    """θ_base + λ₁ (θ_ft − θ_base) + λ₂ τ: the weights of the target task's model, made self-explaining.
+def transfer(base: State, onto: State, tau: State, lambda_1: float = 1.0, lambda_2: float = 1.0) -> dict[str, Tensor]:
+    """θ_base + λ₁ (θ_onto − θ_base) + λ₂ τ: the weights of the target task's model, made self-explaining.
 
-    With λ₁ = 1 and λ₂ = 0 the result is bitwise equal to `target`. Entries that are not learned come from `target`.
+    With λ₁ = 1 and λ₂ = 0 the result is bitwise equal to `onto`. Entries that are not learned come from `onto`.
 
-    >>> base, target, tau = ({"weight": torch.tensor(value)} for value in (1.0, 3.0, 10.0))
-    >>> transfer(base, target, tau, lambda_1=0.5, lambda_2=2.0)  # 1 + 0.5 · (3 − 1) + 2 · 10
+    >>> base, onto, tau = ({"weight": torch.tensor(value)} for value in (1.0, 3.0, 10.0))
+    >>> transfer(base, onto, tau, lambda_1=0.5, lambda_2=2.0)  # 1 + 0.5 · (3 − 1) + 2 · 10
     {'weight': tensor(22.)}
 
     Args:
         base: θ_base, the weights of the base model.
-        target: θ_ft, the weights of the target task's prediction-only model.
-        vector: τ, the explainability vector of the source task.
+        onto: θ_onto, the weights of the target task's prediction-only model.
+        tau: τ, the explainability vector of the source task.
         lambda_1: λ₁, the weight of the target task.
         lambda_2: λ₂, the weight of the explainability vector.
     """
-    check_alike(base, target)
-    check_alike(select_learned(target), vector)
-    transferred = dict(target)
-    for name, difference in vector.items():
+    check_alike(base, onto)
+    check_alike(select_learned(onto), tau)
+    transferred = dict(onto)
+    for name, difference in tau.items():
         if lambda_1 != 1:
-            transferred[name] = torch.lerp(base[name], target[name], lambda_1)
+            transferred[name] = torch.lerp(base[name], onto[name], lambda_1)
         if lambda_2 != 0:
             transferred[name] = transferred[name] + lambda_2 * difference
     return transferred

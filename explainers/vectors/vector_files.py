@@ -27,7 +27,7 @@ from explainers.saved.weights import State, check_forms, check_identity, quote, 
 from explainers.share.catalogue import VECTOR, VECTOR_COMMANDS, Catalogue, list_shipped, shipped
 from explainers.vectors.fixed_head import READING, check_reading
 from explainers.vectors.model_files import TRANSFERRED, SavedModel, read_model
-from explainers.vectors.task_arithmetic import combine, cosine, keep_largest, select_learned, vector
+from explainers.vectors.task_arithmetic import combine, cosine, keep_largest, select_learned, subtract
 
 KIND = "ExplainabilityVector"
 
@@ -103,7 +103,7 @@ def save_vector(trained: str | Path, base: TargetModel, path: Path, lambda_2: fl
     """
     model, own = read_model(trained, base), base.backbone_identity()
     check_identity(model.identity, {"base_sha256": own["backbone_sha256"]}, trained)
-    packed = pack(vector(model.backbone, base.backbone.state_dict()))
+    packed = pack(subtract(model.backbone, base.backbone.state_dict()))
     header = {
         "class": KIND,
         "model": model.identity["model"],
@@ -227,9 +227,9 @@ def build_vector(sources: VectorSources, base: TargetModel, onto: State) -> Sour
             before = read_parent("predicting", predicting, base)
             check_identity(describe_head(learned), describe_head(before), explaining)
             source, hashes[f"predicting{suffix}"] = before.backbone, before.identity["target"]["backbone_sha256"]
-            cosines[f"cosine{suffix}"] = cosine(vector(source, start), vector(onto, start))
+            cosines[f"cosine{suffix}"] = cosine(subtract(source, start), subtract(onto, start))
         hashes[f"explaining{suffix}"] = learned.identity["target"]["backbone_sha256"]
-        vectors.append(vector(learned.backbone, source))
+        vectors.append(subtract(learned.backbone, source))
         readings[explaining] = learned.head.describe_reading()
     ratios = [1.0] * len(vectors) if sources.ratios is None else sources.ratios
     return SourceVector(combine(vectors, ratios), merge_readings(readings), hashes, cosines)
@@ -261,13 +261,12 @@ def read_parent(role: str, path: str, base: TargetModel) -> SavedModel:
     """Read a model from a file, and check that it was trained from the base model, as its role requires."""
     model = read_model(path, base)
     check_identity(model.identity, {"base_sha256": weights_hash(base.backbone)}, path)
-    alpha = model.identity["alpha"]
-    if alpha == TRANSFERRED or (alpha < 1) != (role == "explaining"):
-        raise InputError(
-            f"expected for {role}= a model trained {'with' if role == 'explaining' else 'without'} attributions, got"
-            f" alpha={alpha} in {path}: are predicting and explaining swapped?",
-            role,
-        )
+    alpha, wanted = model.identity["alpha"], "with" if role == "explaining" else "without"
+    learned = "with" if alpha != TRANSFERRED and alpha < 1 else "without"
+    if alpha == TRANSFERRED or learned != wanted:
+        swapped = "" if role == "onto" else ": are predicting and explaining swapped?"
+        got = f"alpha={alpha} in {path}{swapped}"
+        raise InputError(f"expected for {role}= a model trained {wanted} attributions, got {got}", role)
     return model
 
 

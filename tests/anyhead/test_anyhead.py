@@ -40,7 +40,7 @@ class Known(nn.Module):
         self.vectors = vectors
         self.register_buffer("scale", torch.ones(()))
 
-    def forward(self, embeddings, maps, direct=None, functionals=None, blend=0.0):
+    def forward(self, embeddings, maps, paths=None, functionals=None, blend=0.0):
         vectors = self.vectors[: len(embeddings)]
         return vectors if functionals is None else vectors @ functionals.mT
 

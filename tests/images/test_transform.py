@@ -9,6 +9,7 @@ import torch
 import torchvision
 from PIL import Image
 
+from explainers.images.bands import see_pixels
 from explainers.images.transform import ImageTransform
 from explainers.models.convert import as_target
 from explainers.models.preprocessing import read_processor
@@ -99,7 +100,7 @@ def test_a_planted_patch_is_where_the_box_puts_it(resize, pct):
     wide = Image.new("RGB", (640, 400))
     wide.paste("white", (350, 120, 390, 180))
     transform = ImageTransform((224, 224), resize, pct)
-    pixels, (left, top, right, bottom) = transform.see(wide)
+    pixels, (left, top, right, bottom) = see_pixels(wide, transform)
     bright = (pixels[0] > 127).nonzero().float()
     rows, columns = torch.stack([bright.amin(0), bright.amax(0) + 1]).T
     found = [*(left + columns * (right - left) / 224), *(top + rows * (bottom - top) / 224)]

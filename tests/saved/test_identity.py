@@ -19,7 +19,7 @@ from toys import PAPER
 import explainers
 from explainers import anyhead, shapley, tve
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
-from explainers.learned.network_explainer import WEIGHTS
+from explainers.learned.network_explainer import NOT_IDENTITY
 from explainers.learned.sources import Features, Pixels, Source
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
@@ -233,7 +233,7 @@ LEARNED = {
 @pytest.mark.parametrize("kind", LEARNED, ids=lambda kind: kind.__name__)
 def test_every_argument_of_a_learned_explainer_is_compared_or_reads_what_is_compared(kind, target, make_target):
     network, changes = LEARNED[kind]
-    weights = arguments(kind) & {*WEIGHTS}
+    weights = arguments(kind) & {*NOT_IDENTITY}
     assert arguments(kind) == {"target", "network", *changes, *weights, *kind.READING}
     given = {"target": target, "grid": GRID, "network": network}
     identity = kind(**given).identity()

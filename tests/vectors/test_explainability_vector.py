@@ -24,9 +24,9 @@ from explainers.saved.weights import part, read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.vectors import Selection, SelfExplaining, VectorSources, explainability_vector
 from explainers.vectors.fixed_head import select_explained
-from explainers.vectors.lambda_sweep import UNCHANGED
+from explainers.vectors.lambda_sweep import UNCHANGED, Point
 from explainers.vectors.model_files import exported_target
-from explainers.vectors.task_arithmetic import cosine, transfer, vector
+from explainers.vectors.task_arithmetic import cosine, subtract, transfer
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def test_a_sweep_reads_every_image_once_and_changes_one_model_in_place(build, mo
     call = ShapleyLabels.__call__
     monkeypatch.setattr(ShapleyLabels, "__call__", lambda *a: labelled.extend(a[1]["index"].tolist()) or call(*a))
     module = build()
-    before = [id(weight) for weight in module.models.explainer.parameters()]
+    before = [id(weight) for weight in module.sweep.explainer.parameters()]
     validate(module, Images(**arguments))
     assert sets["val"].read == list(range(7)) == labelled and not sets["train"].read and not sets["test"].read
-    assert [id(weight) for weight in module.models.explainer.parameters()] == before
+    assert [id(weight) for weight in module.sweep.explainer.parameters()] == before
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_with_labels_on_disk_a_sweep_reads_every_row_once_and_no_image(build, tm
     validate(module, Cached(Images(**arguments), str(tmp_path / "rows"), 4))
     assert rows == list(range(7)) and not sets["val"].read
     validate(computed)
-    for row, expected in zip(module.sweep, computed.sweep, strict=True):
+    for row, expected in zip(module.rows, computed.rows, strict=True):
         assert row == pytest.approx(expected, abs=2e-3)  # the labels are kept in half precision
 
 
@@ -86,7 +86,7 @@ def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build, 
     assert module.best == chosen and torch.equal(*scales)
     fresh = build(lambda_2=[0.4, 1.0])
     validate(fresh, Images(val=lambda: Marked(5, seed=2), batch_size=5, num_workers=0))
-    rows = {(row["lambda_1"], row["lambda_2"]): row for row in fresh.sweep}
+    rows = {(row["lambda_1"], row["lambda_2"]): row for row in fresh.rows}
     wanted = {"untouched": rows[UNCHANGED], "transferred": rows[chosen]}
     expected = {f"test/{which}/{name}": value for which, row in wanted.items() for name, value in row.items()}
     assert {n: value.item() for n, value in own.callback_metrics.items()} == pytest.approx(expected, rel=1e-5, abs=1e-5)
@@ -107,16 +107,16 @@ def test_the_best_factor_brings_attributions_nearest_to_the_reference(build):
     images = Marked(7, seed=1)[torch.arange(7)]
     rows = module.sources[1](images)
     with torch.no_grad():
-        attributions = module.models.load(UNCHANGED).predict_and_explain(images["image"])[1]
+        attributions = module.sweep.load(UNCHANGED).predict_and_explain(images["image"])[1]
     attributions = select_explained(attributions, rows)
     factor = (attributions * rows["shapley"]).sum() / attributions.square().sum()
-    assert module.sweep[0]["best_factor"] == pytest.approx(factor.item(), rel=1e-4)
+    assert module.rows[0]["best_factor"] == pytest.approx(factor.item(), rel=1e-4)
 
 
 def test_a_heatmap_is_of_the_best_model(build, images):
     module = build().eval()
     heatmaps = []
-    for module.best in (UNCHANGED, (1.0, 1.0), UNCHANGED):
+    for module.best in (UNCHANGED, Point(1.0, 1.0), UNCHANGED):
         heatmaps.append(module(images))
     assert torch.equal(heatmaps[0], heatmaps[2]) and not torch.allclose(heatmaps[0], heatmaps[1], atol=1e-3)
 
@@ -126,7 +126,7 @@ def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, three_files
     module.best = (1.0, 0.7)
     path = module.export(tmp_path)
     weights = {role: backbone(file) for role, file in three_files.items()}
-    tau = vector(weights["explaining"], weights["predicting"])
+    tau = subtract(weights["explaining"], weights["predicting"])
     expected = transfer(target.backbone.state_dict(), weights["onto"], tau, 1.0, 0.7)
     for saved, wanted in ((backbone(path), expected), (load_file(tmp_path / "vector.safetensors"), tau)):
         assert saved.keys() == wanted.keys()
@@ -139,7 +139,7 @@ def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, three_files
     assert [identity[name] for name in ("lambda_1", "lambda_2", "alpha")] == [1.0, 0.7, "transferred"]
     with torch.no_grad():
         expected = exported_target(target, path)(images).argmax(-1)
-        assert torch.equal(module.models.load(module.best).logits(images).argmax(-1), expected)
+        assert torch.equal(module.sweep.load(module.best).logits(images).argmax(-1), expected)
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_the_curve_is_in_csv_rows_and_in_a_table_and_a_figure_of_wandb(build, tm
     wandb.finish()
     (media,) = tmp_path.glob("wandb/offline-run-*/files/media")
     (table,), (figure,) = media.glob("table/sweep/points*.json"), media.glob("images/sweep/curves*.png")
-    logged, ordered = json.loads(table.read_text()), sorted(module.sweep, key=lambda row: row["lambda_2"])
+    logged, ordered = json.loads(table.read_text()), sorted(module.rows, key=lambda row: row["lambda_2"])
     rows = [row for row in csv_rows(tmp_path / "csv/version_0/metrics.csv") if row["sweep/lambda_2"]]
     assert imread(figure).std() > 0 and [float(row["sweep/lambda_2"]) for row in rows] == [0, 0.5, 1]
     for values, row, measured in zip(logged["data"], rows, ordered, strict=True):
@@ -188,7 +188,7 @@ def test_the_curve_is_in_csv_rows_and_in_a_table_and_a_figure_of_wandb(build, tm
 
 def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, three_files, monkeypatch):
     base = target.backbone.state_dict()
-    expected = cosine(*(vector(backbone(three_files[role]), base) for role in ("predicting", "onto")))
+    expected = cosine(*(subtract(backbone(three_files[role]), base) for role in ("predicting", "onto")))
     for value, warned in ((-0.01, True), (0.01, False)):
         monkeypatch.setattr(explainability_vector, "log", log := MagicMock())  # other tests configure loggers
         module = build()
@@ -235,7 +235,7 @@ def test_patches_are_read_as_the_sources_do_which_read_alike(build, target, grid
     module = SelfExplaining(target, grid, sources.predicting[0])
     module.target.head = module.target.head.read_as("difference", 0.3)
     other = str(module.export(tmp_path, alpha=0.8))
-    head = build(vector=replace(sources, explaining=[other])).models.explainer.target.head
+    head = build(vector=replace(sources, explaining=[other])).sweep.explainer.target.head
     assert (head.reading, head.patch_scale.item()) == ("difference", pytest.approx(0.3))
     both = [*sources.explaining, other]
     refused(build, "difference in reading: difference → patch", vector=VectorSources(both))

@@ -15,10 +15,11 @@ from datamodules.images import Images
 from explainers.posthoc import build as build_method
 from explainers.saved.weights import part, read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.vectors.explainability_vector import MethodLabels, Selection
-from explainers.vectors.lambda_sweep import best_point, curvature, summary
+from explainers.vectors.explainability_vector import Selection
+from explainers.vectors.lambda_sweep import best_row, curvature, summary
+from explainers.vectors.method_labels import MethodLabels
 from explainers.vectors.model_files import exported_target
-from explainers.vectors.task_arithmetic import restoration, transfer, vector
+from explainers.vectors.task_arithmetic import restoration, subtract, transfer
 
 METHOD = partial(MethodLabels, method="DecompX-PLUS")
 
@@ -61,13 +62,16 @@ def test_every_row_is_what_a_model_of_those_weights_measures(build, target, thre
     images = Marked(7, seed=1)
     labels = ShapleyLabels(exported_target(target, three_files["onto"]), grid, budget=20)
     points = dict.fromkeys([(1.0, 0.0), *((lambda_1, two) for two in (0.0, 0.6, 1.3))])
-    assert [(row["lambda_1"], row["lambda_2"]) for row in module.sweep] == [*points]
-    for row, (one, two) in zip(module.sweep, points, strict=True):
-        model, tau = exported_target(target, three_files["onto"]), vector(weights["explaining"], weights["predicting"])
+    assert [(row["lambda_1"], row["lambda_2"]) for row in module.rows] == [*points]
+    for row, (one, two) in zip(module.rows, points, strict=True):
+        model, tau = (
+            exported_target(target, three_files["onto"]),
+            subtract(weights["explaining"], weights["predicting"]),
+        )
         model.backbone.load_state_dict(transfer(target.backbone.state_dict(), weights["onto"], tau, one, two))
         expected = measured(model, images, labels)
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    assert len({row["e_rmse"] for row in module.sweep}) == len(points)
+    assert len({row["e_rmse"] for row in module.rows}) == len(points)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +89,18 @@ def test_every_row_is_what_a_model_of_those_weights_measures(build, target, thre
 )
 def test_the_best_is_the_best_of_those_that_predict_well_enough(select, accuracies, values, best):
     rows = [{"accuracy": a, select: value} for a, value in zip(torch.tensor(accuracies).tolist(), values, strict=True)]
-    assert best_point(rows, 0.1, select) is rows[best]
+    assert best_row(rows, 0.1, select) is rows[best]
 
 
 def test_images_without_a_label_do_not_count_in_the_accuracy_of_a_point(build):
     module, batch = build(labels=METHOD), Marked(7, seed=1)[torch.arange(7)]
     batch |= module.sources[1](batch)
-    module.models.update(batch)
-    known = module.models.compute()[0]["accuracy"]
+    module.sweep.update(batch)
+    known = module.sweep.compute()[0]["accuracy"]
     unlabelled = {name: torch.cat([value, value]) for name, value in batch.items()}
     unlabelled["label"] = torch.cat([batch["label"], torch.full((7,), -1)])
-    module.models.update(unlabelled)
-    assert module.models.compute()[0]["accuracy"] == pytest.approx(known) and known > 0
+    module.sweep.update(unlabelled)
+    assert module.sweep.compute()[0]["accuracy"] == pytest.approx(known) and known > 0
 
 
 def test_the_reference_without_labels_is_the_heatmap_of_the_predicted_class(target, grid, three_files, images):
@@ -117,13 +121,13 @@ def test_without_labels_predictions_are_kept_and_the_curvature_is_their_second_d
     values = [0.0, 0.01, 0.5, 1.0]
     module = build(labels=METHOD, lambda_2=values, selection=Selection("rank_correlation", tolerance=0.1, k=3))
     validate(module, Images(val=lambda: Unlabelled(6, seed=1), batch_size=4, num_workers=0))
-    first, last = module.sweep[0], module.sweep[-1]
+    first, last = module.rows[0], module.rows[-1]
     assert math.isnan(first["accuracy"]) and first["kept"] == 1 and first["divergence"] == 0 < last["divergence"]
-    allowed = [row for row in module.sweep if row["kept"] >= 0.9]
+    allowed = [row for row in module.rows if row["kept"] >= 0.9]
     best = max(allowed, key=lambda row: row["rank_correlation"])
-    assert module.best == (1, best["lambda_2"]) and "; kept 1 → " in summary(module.sweep, best, "iou")
+    assert module.best == (1, best["lambda_2"]) and "; kept 1 → " in summary(module.rows, best, "iou")
 
-    model, tau = exported_target(target, three_files["onto"]), vector(weights["explaining"], weights["predicting"])
+    model, tau = exported_target(target, three_files["onto"]), subtract(weights["explaining"], weights["predicting"])
     images = model.normalise(Unlabelled(6, seed=1)[torch.arange(6)]["image"])
     before = model.classify(model.backbone(images)).log_softmax(-1).detach()
     start = {name: value.detach() for name, value in model.backbone.named_parameters()}
@@ -137,7 +141,7 @@ def test_without_labels_predictions_are_kept_and_the_curvature_is_their_second_d
         expected = hessian(divergence)(torch.zeros(())).item()
     assert expected > 0  # and measured at a step of 0.01, in float32
     assert module.trainer.callback_metrics["val/curvature"].item() == pytest.approx(expected, rel=0.05)
-    assert math.isnan(curvature(module.sweep[:1]))
+    assert math.isnan(curvature(module.rows[:1]))
 
 
 @pytest.mark.parametrize("ridge", [0.01, 1.0, 30.0])
@@ -155,11 +159,11 @@ def test_a_sweep_restores_every_point_but_the_unchanged_one_and_exports_the_best
     plain, module = (build(restore=count, lambda_2=[0.0, 0.5, 2.0]) for count in (0, 4))
     for each in (plain, module):
         validate(each)
-    assert list(module.models.restorations) == module.models.points[1:] and not plain.models.restorations
-    assert module.sweep[0] == plain.sweep[0]
-    for one, other in zip(module.sweep[1:], plain.sweep[1:], strict=True):
+    assert list(module.sweep.restorations) == module.sweep.points[1:] and not plain.sweep.restorations
+    assert module.rows[0] == plain.rows[0]
+    for one, other in zip(module.rows[1:], plain.rows[1:], strict=True):
         assert one["divergence"] < other["divergence"]
-    module.best = module.models.points[2]
+    module.best = module.sweep.points[2]
     transferred = exported_target(target, module.export(tmp_path))
     assert read_weights(tmp_path / "model.safetensors")[0]["restore"] == 4
     images = Marked(4, seed=8)[torch.arange(4)]["image"]  # the training images

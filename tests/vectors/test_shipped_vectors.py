@@ -19,8 +19,8 @@ from explainers.models.heads import ProjectedHead
 from explainers.saved.weights import part, read_header, read_tensors, read_weights, save_tensors
 from explainers.share import catalogue
 from explainers.vectors import VectorSources, adding, available
-from explainers.vectors.explainability_vector import MethodLabels
 from explainers.vectors.fixed_head import FixedHead, embed_as_read
+from explainers.vectors.method_labels import MethodLabels
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.vector_files import build_vector, find_vector, pack, unpack
@@ -239,8 +239,8 @@ def test_a_sweep_takes_a_shipped_vector_in_place_of_a_source(shipped, source, ta
     module = vector_module(target, grid, three_files, **taken)
     validate(module, Images(val=lambda: Unlabelled(6, seed=1), batch_size=4, num_workers=0))
     onto, tau = part(read_weights(three_files["onto"])[1], "backbone"), largest_half(source[1])
-    model = module.models.load((1.0, 1.0)).target
-    assert module.models.points == [(1.0, 0.0), (1.0, 1.0)] and model.head.blocks == (1,)
+    model = module.sweep.load((1.0, 1.0)).target
+    assert module.sweep.points == [(1.0, 0.0), (1.0, 1.0)] and model.head.blocks == (1,)
     for name, value in model.backbone.state_dict().items():
         torch.testing.assert_close(value, onto[name] + tau[name], rtol=1e-3, atol=1e-4)
     assert len(read_header(module.export(tmp_path / "run"))["vector_sha256"]) == 64

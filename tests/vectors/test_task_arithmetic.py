@@ -5,7 +5,7 @@ import torch
 from conftest import timm_model
 
 from explainers.errors import InputError
-from explainers.vectors.task_arithmetic import cosine, keep_largest, transfer, vector
+from explainers.vectors.task_arithmetic import cosine, keep_largest, subtract, transfer
 
 STEP = "bn1.num_batches_tracked"
 
@@ -46,8 +46,8 @@ def test_no_vector_leaves_the_target_bit_for_bit(models):
     base, target, predicting, explaining = models
     target["conv1.0.weight"].flatten()[0] = -0.0  # adding 0 would make it +0
     target["bn1.weight"][0] = math.nan
-    assert equal_bytes(transfer(base, target, vector(explaining, predicting), 1, 0), target)
-    assert equal_bytes(transfer(base, target, vector(explaining, predicting), lambda_2=0.0), target)
+    assert equal_bytes(transfer(base, target, subtract(explaining, predicting), 1, 0), target)
+    assert equal_bytes(transfer(base, target, subtract(explaining, predicting), lambda_2=0.0), target)
 
 
 @pytest.mark.parametrize(("one", "two"), [(1, 1), (1, 0.3), (0.5, 1.7), (1.4, 0.2), (0, 0), (0.25, 0), (1, -0.5)])
@@ -56,7 +56,7 @@ def test_arithmetic_is_that_of_every_single_number(one, two):
     base, target, predicting, explaining = [
         {name: torch.randn(shape) for name, shape in names.items()} for _ in range(4)
     ]
-    moved = transfer(base, target, vector(explaining, predicting), one, two)
+    moved = transfer(base, target, subtract(explaining, predicting), one, two)
     assert list(moved) == list(names)
     for name in names:
         numbers = [state[name].flatten().tolist() for state in (moved, base, target, predicting, explaining)]
@@ -66,7 +66,7 @@ def test_arithmetic_is_that_of_every_single_number(one, two):
 
 def test_counts_and_statistics_of_batches_are_the_targets_and_take_no_part(models):
     base, target, predicting, explaining = models
-    difference = vector(explaining, predicting)
+    difference = subtract(explaining, predicting)
     kept = {name: value for name, value in target.items() if name not in of_parameters(target)}
     assert {STEP, "bn1.running_mean", "bn1.running_var"} <= kept.keys()
     assert difference.keys() == of_parameters(target).keys()
@@ -86,7 +86,7 @@ def test_a_share_of_the_entries_is_kept_also_where_floats_round_it_down(tenths, 
     assert kept.nonzero()[:, 0].tolist() == [*range(entries - entries * tenths // 10, entries)]
 
 
-@pytest.mark.parametrize("function", [vector, cosine, lambda one, other: transfer(one, other, vector(other, other))])
+@pytest.mark.parametrize("function", [subtract, cosine, lambda one, two: transfer(one, two, subtract(two, two))])
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -107,7 +107,7 @@ def test_the_first_key_that_differs_is_named(function, change, told):
 
 def test_the_cosine_is_that_of_one_long_vector(models):
     base, target, predicting, explaining = models
-    first, second = vector(target, base), vector(explaining, predicting)
+    first, second = subtract(target, base), subtract(explaining, predicting)
     expected = torch.nn.functional.cosine_similarity(flat(first), flat(second), dim=0).item()
     assert abs(expected) < 0.9
     assert cosine(first, second) == pytest.approx(expected, abs=1e-12)
