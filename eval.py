@@ -32,7 +32,7 @@ def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
     from explainers.results.file import ResultsFile
 
-    check_settings(cfg, seed=int, fresh=bool, overlays=bool, differences=str)
+    check_settings(cfg)
     instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
     with program.once():
         data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
@@ -206,4 +206,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    program.start(main, CONFIGS, str(__doc__).partition(" `")[0])
+    program.start(main)

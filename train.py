@@ -18,7 +18,7 @@ from explainers.running import program
 from explainers.running.folder import quote, run_dir, shorten_path
 from explainers.running.inputs import check_files, find_checkpoint
 from explainers.running.processes import check_image_count, launch
-from explainers.running.record import CHECKPOINTS, METRICS, read_file, start_record, write_metrics
+from explainers.running.record import CHECKPOINTS, METRICS, read_json, start_record, write_metrics
 from explainers.running.settings import check_keys, check_settings, use_random_weights, use_weights
 from explainers.saved.files import is_first_process
 
@@ -53,15 +53,13 @@ def train(cfg: DictConfig) -> float | None:
     from lightning import seed_everything
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
-    from explainers.running.trainer import check_length, read_progress
+    from explainers.running.trainer import read_progress
 
-    check_settings(cfg, seed=int, fit=bool, test=bool, next=bool)
+    check_settings(cfg)
     folder, start = run_dir(), time.monotonic()
     checkpoint = find_checkpoint(cfg.ckpt_path, last_checkpoint())
-    step, epochs, metrics = read_progress(checkpoint)
-    if cfg.fit:
-        check_length(cfg.trainer, step, epochs)
-    metrics |= read_file(folder / METRICS)
+    step, metrics = read_progress(checkpoint)
+    metrics |= read_json(folder / METRICS)
     seed_everything(cfg.seed, workers=True, verbose=False)
     with program.once():
         images = instantiate(cfg.data)
@@ -74,7 +72,7 @@ def train(cfg: DictConfig) -> float | None:
         summarise(cfg, metrics, time.monotonic() - start, note)
         return metrics[cfg.objective]
     if launch(cfg.trainer):
-        return read_file(folder / METRICS).get(cfg.objective)
+        return read_json(folder / METRICS).get(cfg.objective)
     module = instantiate(cfg.module)
     trainer = build_run_trainer(cfg, checkpoint, step)
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
@@ -206,4 +204,4 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    program.start(main, CONFIGS, str(__doc__).partition(" `")[0])
+    program.start(main)

@@ -33,15 +33,25 @@ class LastCheckpoint(Checkpoint):
         self.seconds = 60 * minutes
         self.saved = 0.0
         self.signal = Pending()
-        self.loaders: list[dict[str, int]] = []
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the state of the loader: Lightning drops it if a schedule has asked for the number of steps before."""
-        self.loaders = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        """Skip the images that were delivered before a checkpoint inside an epoch, maybe in batches of another size.
+
+        Lightning counts batches, whose size changes with the number of processes; a step has as many images as before.
+        """
+        loop = checkpoint["loops"]["fit_loop"]
+        trainer.fit_loop.setup_data()
+        loader: Any = trainer.train_dataloader
+        for state in loop["state_dict"].get("combined_loader", []):
+            if state["epoch"] < loop["epoch_progress"]["current"]["processed"]:
+                continue  # a checkpoint of the end of an epoch
+            loader.load_state_dict(state)
+            progress = loop["epoch_loop.batch_progress"]
+            added = loader.batches - progress["current"]["ready"]
+            for counts in (progress["current"], progress["total"]):
+                counts.update({name: count + added for name, count in counts.items()})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for state in self.loaders:
-            _resume_after(trainer, state)
         self.saved = time.monotonic()
         self.signal.start()
 
@@ -87,19 +97,3 @@ class LastCheckpoint(Checkpoint):
             if trainer.is_global_zero:
                 print(f"{number.name}: saved step {trainer.global_step}, from which the same command resumes")
             self.signal.end(number)
-
-
-def _resume_after(trainer: Any, state: dict[str, int]) -> None:
-    """Skip the images that a loader has delivered before the checkpoint, maybe in batches of another size.
-
-    Lightning counts batches, whose size changes with the number of processes; a step has as many images as before.
-    """
-    loader, loop = trainer.train_dataloader, trainer.fit_loop
-    if state["epoch"] < loop.epoch_progress.current.processed:
-        return  # a checkpoint of the end of an epoch
-    loader.load_state_dict(state)
-    progress = loop.epoch_loop.batch_progress
-    added = loader.batches - progress.current.ready
-    for counts in (progress.current, progress.total):
-        for name in ("ready", "started", "processed", "completed"):
-            setattr(counts, name, getattr(counts, name) + added)

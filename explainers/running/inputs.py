@@ -1,12 +1,10 @@
-"""The files and folders that a command reads, looked for before anything is imported that takes seconds."""
+"""The files that a command reads, looked for before anything is imported that takes seconds."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from safetensors import SafetensorError, safe_open
 
 from explainers.errors import InputError
 from explainers.saved.records import leaves
@@ -33,57 +31,27 @@ def find_checkpoint(ckpt_path: str | None, last: Path) -> Path | None:
     """
     if ckpt_path is None:
         return last if last.exists() else None
-    path = last if ckpt_path == "last" else Path(str(ckpt_path))
+    path = last if ckpt_path == "last" else Path(ckpt_path)
     if not path.is_file():
         raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
     return path
 
 
 def check_files(cfg: DictConfig, starts: bool) -> None:
-    """Raise an InputError for files of weights that are not there, those that the command names first.
+    """Raise an InputError for the first file of weights that is not there.
 
     Args:
         cfg: the config of a run.
         starts: whether nothing is measured yet: what is measured needs no explainers.
     """
-    texts = find_texts(cfg, *MODELS, "explainers", "tasks")
-    own = {key.split(".", 2)[2] for key in texts if key.startswith("tasks.")}  # a task's value counts, not the common
-    files = {key: read_file_name(cfg, key, text) for key, text in texts.items() if key not in own}
-    typed = " ".join(map(str, HydraConfig.get().overrides.task))
-    check_model_files(dict(sorted(files.items(), key=lambda item: str(item[1]) not in typed)), starts)
-
-
-def find_texts(cfg: DictConfig, *places: str) -> dict[str, str]:
-    """Dotted key → text of all leaves below these keys of a config that are texts; interpolations stay."""
-    nodes = {place: OmegaConf.select(cfg, place) for place in places}
-    parts = [leaves(OmegaConf.to_container(node), place) for place, node in nodes.items() if OmegaConf.is_config(node)]
-    return {key: value for part in parts for key, value in part if isinstance(value, str)}
-
-
-def read_file_name(cfg: DictConfig, key: str, text: str) -> str | None:
-    """The file of weights that a setting names; None for other settings, whose interpolations may need the model."""
-    names_file = text.endswith(SUFFIXES) or key.rpartition(".")[2] in FILES
-    value = OmegaConf.select(cfg, key) if names_file else None
-    return value if isinstance(value, str) and (value.endswith(SUFFIXES) or key.endswith("checkpoint_path")) else None
-
-
-def check_model_files(files: Mapping[str, str | None], starts: bool) -> None:
-    """Raise an InputError that names a missing or damaged file of weights, which timm does not.
-
-    Args:
-        files: dotted key → file; None, an empty text and addresses of the Hub are no files.
-        starts: see `check_files`.
-    """
-    for key, path in files.items():
-        if not path or "://" in path:
-            continue
-        there = os.path.isfile(path)
-        if not there and (starts or key.endswith("checkpoint_path")):
-            program = "`python train.py experiment=linear_head`" if key.endswith(".head") else "train.py"
+    content: Any = OmegaConf.to_container(cfg)  # interpolations stay
+    settings = dict(leaves({name: content.get(name) for name in (*MODELS, "explainers", "tasks")}))
+    own = {key.split(".", 2)[-1] for key in settings if key.startswith("tasks.")}  # which count, not the common
+    for key in (key for key, text in settings.items() if key not in own and isinstance(text, str)):
+        name = key.rpartition(".")[2]
+        path = OmegaConf.select(cfg, key) if settings[key].endswith(SUFFIXES) or name in FILES else None
+        of_target = name == "checkpoint_path"
+        is_file = isinstance(path, str) and "://" not in path and path.endswith(SUFFIXES if not of_target else "")
+        if path and is_file and not os.path.isfile(path) and (starts or of_target):
+            program = "`python train.py experiment=linear_head`" if name == "head" else "train.py"
             raise InputError(f"no model at {path}: train it first with {program}, or correct {key}")
-        if there and path.endswith(".safetensors"):
-            try:
-                with safe_open(path, "np"):
-                    pass
-            except SafetensorError as error:
-                raise InputError(f"{path}: expected weights, got a damaged file: write or fetch it again") from error

@@ -1,6 +1,5 @@
 """Lightning's trainer of a run: its device, precision and callbacks, and the checkpoint that it resumes from."""
 
-import functools
 import io
 import pickle
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ import torch
 from hydra.utils import instantiate
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig
 
 from explainers.errors import InputError
@@ -44,40 +42,23 @@ def ignore_lightnings_signals(trainer: Trainer) -> None:
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
 
 
-@functools.cache  # the line is printed once
 def choose_accelerator(wanted: str) -> str:
     """Lightning's accelerator for `trainer.accelerator`: the CPU instead of Apple's GPU (MPS), which has no float64."""
-    if wanted == "mps" or wanted == "gpu" and torch.backends.mps.is_available():
-        raise InputError(
-            f"expected trainer.accelerator=cpu on this machine, got {wanted}: Apple's GPUs (MPS) have no float64, in"
-            " which metrics are summed"
-        )
-    if wanted != "auto" or not torch.backends.mps.is_available():
-        return wanted
-    rank_zero_only(print)("computing on the CPU, because Apple's GPU (MPS) has no float64, in which metrics are summed")
-    return "cpu"
+    return "cpu" if wanted == "auto" and torch.backends.mps.is_available() else wanted
 
 
-def read_progress(checkpoint: Path | None) -> tuple[int, int, dict[str, float]]:
-    """Numbers of training steps and of whole epochs before a checkpoint, and its metrics; 0 and none without one."""
+def read_progress(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
+    """Number of training steps before a checkpoint, and its metrics; 0 and none without one."""
     if checkpoint is None:
-        return 0, 0, {}
+        return 0, {}
     try:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-        return int(saved["global_step"]), int(epochs), dict(saved.get("metrics", {}))
+        return int(saved["global_step"]), dict(saved.get("metrics", {}))
     except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or another kind of file: resume from"
             " another checkpoint (ckpt_path=...), or delete it to start the run again"
         ) from error
-
-
-def check_length(trainer: DictConfig, step: int, epochs: int) -> None:
-    """Raise an InputError for a training that would end before the step and the epoch that it resumes from."""
-    for name, done in (("max_steps", step), ("max_epochs", epochs)):
-        if 0 <= (most := trainer.get(name) or 0) < done and most:
-            raise InputError(f"expected trainer.{name}={done} or more, which this run has done, got {most}")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
