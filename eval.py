@@ -14,10 +14,9 @@ from explainers import posthoc
 from explainers.errors import InputError, suggest_names
 from explainers.running import program
 from explainers.running.folder import run_dir, shorten_path
-from explainers.running.inputs import check_files
 from explainers.running.processes import check_image_count, count_all_processes, launch
 from explainers.running.record import start_record
-from explainers.running.settings import check_keys, check_settings, use_weights
+from explainers.running.settings import check_files, check_keys, check_settings, use_weights
 from explainers.saved.files import atomic, file_name, is_first_process
 
 if TYPE_CHECKING:
@@ -86,11 +85,12 @@ def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: Res
     """Measure the named explainers on the images of a task, and write the numbers to the file of results."""
     from lightning import seed_everything
 
+    from callbacks.labels import LabelsAsLogits
+    from callbacks.resume_test import ResumeTest
     from explainers.evaluation import EvaluationModule
     from explainers.models.names import match_classes
     from explainers.results.file import row_keys
-    from explainers.running.resumption import ResumeTest
-    from explainers.running.trainer import CheckSharedFolder, LabelsAsLogits, build_all, build_trainer
+    from explainers.running.trainer import CheckSharedFolder, build_all, build_trainer
 
     seed_everything(cfg.seed, workers=True, verbose=False)  # each task starts with the same seed
     evaluation = build(cfg, cfg.tasks[task], names)

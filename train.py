@@ -16,10 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from datamodules.places import check_places
 from explainers.running import program
 from explainers.running.folder import quote, run_dir, shorten_path
-from explainers.running.inputs import check_files, find_checkpoint
 from explainers.running.processes import check_image_count, launch
-from explainers.running.record import CHECKPOINTS, METRICS, read_json, start_record, write_metrics
-from explainers.running.settings import check_keys, check_settings, use_random_weights, use_weights
+from explainers.running.record import CHECKPOINTS, METRICS, find_checkpoint, read_json, start_record, write_metrics
+from explainers.running.settings import check_files, check_keys, check_settings, use_random_weights, use_weights
 from explainers.saved.files import is_first_process
 
 if TYPE_CHECKING:

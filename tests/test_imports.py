@@ -96,7 +96,7 @@ MAY_KNOW = {
 }
 MAY_KNOW["callbacks"] = (
     *MAY_KNOW["datamodules"],
-    *("explainers.evaluation", "explainers.report.heatmap_figure", "explainers.running.signals"),
+    *("explainers.evaluation", "explainers.report.heatmap_figure", "explainers.report.pictures", "explainers.running.signals"),
 )
 """Folder → what its files may import of our code, beside the folder itself."""
 

@@ -20,25 +20,20 @@ class History(Logger):
     """Logs to `csv/version_0/metrics.csv` in the folder of a run; a resumed run continues it.
 
     The file is written whole, so that a kill leaves no half a row, and a new metric is a new column.
-
-    Args:
-        folder: the run's folder.
-        rows: number of rows after which the file is written.
     """
 
     name, version = "csv", 0
 
-    def __init__(self, folder: str, rows: int = 100) -> None:
+    def __init__(self, folder: str) -> None:
         super().__init__()
         self.path = Path(folder) / HISTORY
-        self.every = rows
         self.rows = read_rows(self.path)
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Add a row."""
         self.rows.append(metrics | {"step": step})
-        if len(self.rows) % self.every == 0:
+        if len(self.rows) % 100 == 0:
             self.save()
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:

@@ -196,9 +196,8 @@ def explain_run_error(error: BaseException, cfg: DictConfig) -> str | None:
     if isinstance(cause, InputError):
         text = cause.spell(partial(name_key, cfg))
         return text.rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
-    if isinstance(error, MISTAKES) or type(error).__name__ in OF_LIBRARIES:
-        return str(error)
-    return explain_disk_error(cause)
+    known = isinstance(error, MISTAKES) or type(error).__name__ in OF_LIBRARIES
+    return explain_disk_error(cause) or (str(error) if known else None)
 
 
 def explain_disk_error(error: BaseException) -> str | None:

@@ -11,10 +11,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
-from explainers.running.inputs import CHECKPOINTS, METRICS, MODELS
 from explainers.running.processes import count_all_processes
+from explainers.running.settings import MODELS
 from explainers.saved.files import file_hashes, is_first_process, write_atomically
 from explainers.saved.records import devices, leaves, versions
+
+CHECKPOINTS, METRICS = "checkpoints", "metrics.json"
+"""What a training leaves in its folder; one that trains nothing, such as an explainability vector, only the second."""
 
 MAY_DIFFER = (
     *("data_dir", "ckpt_path", "fit", "test", "next", "logger"),
@@ -29,6 +32,21 @@ DIVISION = (
     "data.batch_size",
 )
 """Config keys that divide the images of a step among machines, processes and batches."""
+
+
+def find_checkpoint(ckpt_path: str | None, last: Path) -> Path | None:
+    """The checkpoint to resume from.
+
+    Args:
+        ckpt_path: path of a checkpoint, or `last` for the run's last one; `None` for the last one if it exists.
+        last: path of the run's last checkpoint.
+    """
+    if ckpt_path is None:
+        return last if last.exists() else None
+    path = last if ckpt_path == "last" else Path(ckpt_path)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
+    return path
 
 
 def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:

@@ -21,6 +21,18 @@ from explainers.saved.records import leaves
 PRECISIONS = ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16")
 """Lightning's names of precisions with weights in float32."""
 
+MODELS = ("target", "explainer", "module")
+"""Config keys of models, whose files are hashed; those of data may have many gigabytes."""
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
+"""Endings of files of weights."""
+
+FILES = ("checkpoint_path", "explaining", "head", "predicting", "surrogate", "weights")
+"""Keys of files of weights, which may interpolate other keys."""
+
+READ = ("evaluation", "grid")
+"""Keys at the top that eval.py reads and its config file leaves to groups."""
+
 OTHER_KEYS = {"weights": "weights", "image_size": "++target.model.img_size", "grid.differs": "++grid.differs"}
 """Settings of the library that have another name in configs, or that only few configs have."""
 
@@ -74,7 +86,7 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
     groups = [str(group) for choice in own.defaults if isinstance(choice, DictConfig) for group in choice]
     texts = [OmegaConf.to_yaml(node) for node in (cfg, HydraConfig.get())]
     read = re.findall(r"\$\{(?:[\w.]+:)?\.*(\w+)", " ".join(texts))
-    known = {*own, *read, *(group.rpartition("@")[2].rpartition(" ")[2] for group in groups)}
+    known = {*own, *read, *READ, *(group.rpartition("@")[2].rpartition(" ")[2] for group in groups)}
     for text in HydraConfig.get().overrides.task:
         key = re.split(r"\W", text.lstrip("+"), maxsplit=1)[0]
         if key in cfg and key not in known:
@@ -151,6 +163,26 @@ def read_hints(target: str) -> dict[str, Any]:
         return {name: hint for name, hint in get_type_hints(function).items() if name in known}
     except (ImportError, NameError, TypeError, ValueError, HydraException):
         return {}
+
+
+def check_files(cfg: DictConfig, starts: bool) -> None:
+    """Raise an InputError for the first file of weights that is not there.
+
+    Args:
+        cfg: the config of a run.
+        starts: whether nothing is measured yet: what is measured needs no explainers.
+    """
+    content: Any = OmegaConf.to_container(cfg)  # interpolations stay
+    settings = dict(leaves({name: content.get(name) for name in (*MODELS, "explainers", "tasks")}))
+    own = {key.split(".", 2)[-1] for key in settings if key.startswith("tasks.")}  # which count, not the common
+    for key in (key for key, text in settings.items() if key not in own and isinstance(text, str)):
+        name = key.rpartition(".")[2]
+        path = OmegaConf.select(cfg, key) if settings[key].endswith(SUFFIXES) or name in FILES else None
+        of_target = name == "checkpoint_path"
+        is_file = isinstance(path, str) and "://" not in path and path.endswith(SUFFIXES if not of_target else "")
+        if path and is_file and not os.path.isfile(path) and (starts or of_target):
+            program = "`python train.py experiment=linear_head`" if name == "head" else "train.py"
+            raise InputError(f"no model at {path}: train it first with {program}, or correct {key}")
 
 
 def use_weights(cfg: DictConfig) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +26,15 @@ def build_all(group: DictConfig | None) -> list[Any]:
 
 
 def build_trainer(settings: DictConfig, **parts: Any) -> Trainer:
-    """Build the trainer of the settings with callbacks, loggers and plugins that leaves signals to `signals.py`."""
-    trainer = instantiate(settings, accelerator=choose_accelerator(settings.accelerator), **parts)
-    ignore_lightnings_signals(trainer)
-    return trainer
+    """Build the trainer of the settings with callbacks, loggers and plugins that leaves signals to `signals.py`.
 
-
-def ignore_lightnings_signals(trainer: Trainer) -> None:
-    """Keep Lightning from handling signals.
-
-    Its handler of SIGTERM starts a broadcast at any moment of a step, so that processes may wait for each other for
-    ever; its handler of SIGUSR1 writes a checkpoint in the middle of a step.
+    Lightning's handler of SIGTERM starts a broadcast at any moment of a step, so that processes may wait for each other
+    for ever; its handler of SIGUSR1 writes a checkpoint in the middle of a step. It has no public setting for them.
     """
+    on_mac = settings.accelerator == "auto" and torch.backends.mps.is_available()  # whose GPU has no float64
+    trainer: Trainer = instantiate(settings, accelerator="cpu" if on_mac else settings.accelerator, **parts)
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-
-
-def choose_accelerator(wanted: str) -> str:
-    """Lightning's accelerator for `trainer.accelerator`: the CPU instead of Apple's GPU (MPS), which has no float64."""
-    return "cpu" if wanted == "auto" and torch.backends.mps.is_available() else wanted
+    return trainer
 
 
 def read_progress(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
@@ -72,21 +62,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, content)  # to a file, torch would report a full disk as a position in the file
         with atomic(path, alone=True) as unfinished:
             unfinished.write_bytes(content.getbuffer())
-
-
-class LabelsAsLogits(Callback):
-    """Replaces the labels in test batches by logits, for the module and for later callbacks.
-
-    Args:
-        logit_of: the logit of each label, see `match_classes`. A label of -1, for an unlabelled image, stays.
-    """
-
-    def __init__(self, logit_of: Sequence[int]) -> None:
-        self.logit_of = list(logit_of)
-
-    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
-        if self.logit_of != list(range(len(self.logit_of))):
-            batch["label"] = torch.tensor([*self.logit_of, -1]).to(batch["label"])[batch["label"]]
 
 
 class CheckSharedFolder(Callback):
