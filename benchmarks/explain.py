@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -31,10 +32,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # configs may name modules of this folder that are not installed
 
-import explainers.running.targets  # noqa: F401 (registers what configs of targets interpolate)
 from explainers import posthoc
 from explainers.posthoc.pixel_gradients import PixelExplainer
 from explainers.report.tables import markdown
+from explainers.running.targets import store_targets
 from explainers.saved.records import versions
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
@@ -58,8 +59,12 @@ def build(target: str, methods: Sequence[str], checkpoint: str, classes: int, de
     Its weights are those of the file `checkpoint`, or random; its head has so many `classes`.
     """
     overrides = [f"target={target}", "target.model.pretrained=false", f"target.model.checkpoint_path='{checkpoint}'"]
+    store_targets(overrides)
     with initialize_config_dir(CONFIGS, version_base="1.3"):
-        configs = {method: compose("train", [*overrides, *METHODS[method]]) for method in methods}
+        configs = {
+            method: compose("train", [*overrides, *METHODS[method]], return_hydra_config=True) for method in methods
+        }
+    HydraConfig.instance().set_config(configs["plain"])  # settings follow from the model once a config is composed
     modules: dict[str, Any] = {"plain": (plain := instantiate(configs["plain"].target))}
     plain.head = nn.Linear(plain.embed_dim, classes)
     for method in configs.keys() - {"plain"}:

@@ -35,6 +35,7 @@ from benchmarks.explain import CONFIGS
 from benchmarks.fake_tensors import count_bytes, cuda_autocast, fake
 from explainers.masking import read_size
 from explainers.models import TargetModel
+from explainers.running.targets import store_targets
 from explainers.text import TextHead
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
@@ -45,6 +46,7 @@ CLASSES = 10
 
 def compose_config(*overrides: str) -> DictConfig:
     """The config of `python train.py *overrides`, with random weights instead of files and downloads."""
+    store_targets(overrides)
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         cfg = compose("train", list(overrides), return_hydra_config=True)
     HydraConfig.instance().set_config(cfg)  # names of runs contain choices of the command
