@@ -18,7 +18,7 @@ from explainers.running import program
 from explainers.running.folder import quote, run_dir, shorten_path
 from explainers.running.processes import check_image_count, launch
 from explainers.running.record import CHECKPOINTS, METRICS, find_checkpoint, read_json, start_record, write_metrics
-from explainers.running.settings import check_files, check_keys, check_settings, use_random_weights, use_weights
+from explainers.running.settings import check_files, check_keys, check_settings, use_weights
 from explainers.saved.files import is_first_process
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ def check(cfg: DictConfig) -> None:
     """Raise an InputError for what is misspelt or missing in a command; `weights` becomes settings of the target."""
     check_keys(cfg, CONFIGS / "train.yaml")
     use_weights(cfg)
-    if cfg.trainer.fast_dev_run:
-        use_random_weights(cfg)
     find_checkpoint(cfg.ckpt_path, last_checkpoint())
     splits = ("train", "val", "test") if cfg.test else ("train", "val")
     check_places("data", cfg.data, splits)

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from explainers.errors import InputError, check_range, check_types, suggest_names
 from explainers.running.targets import CONFIGS
-from explainers.saved.files import is_first_process
 from explainers.saved.records import leaves
 
 PRECISIONS = ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16")
@@ -210,14 +209,3 @@ def use_weights(cfg: DictConfig) -> None:
         else:
             model.pretrained = False
             model.checkpoint_path = file
-
-
-def use_random_weights(cfg: DictConfig) -> None:
-    """Replace the weights that would be downloaded by random ones, and say which."""
-    settings = dict(leaves(OmegaConf.to_container(cfg)))  # the target of an explainer is an interpolation
-    pretrained = [key for key, value in settings.items() if key.endswith(".pretrained") and value is True]
-    mae = [key for key, value in settings.items() if key.endswith(".mae") and value and not os.path.isfile(value)]
-    for key in pretrained + mae:
-        OmegaConf.update(cfg, key, False if key in pretrained else None)
-    if (pretrained or mae) and is_first_process():
-        print(f"fast_dev_run: random weights, nothing is downloaded ({', '.join(pretrained + mae)})")

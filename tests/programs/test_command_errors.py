@@ -61,7 +61,7 @@ RUNS = {
     ("train", "trainer.devices=0"): "trainer.devices",
     ("train", "trainer.precision=bf16-true"): "trainer.precision",
     ("train", "seed=-1"): "seed",
-    ("train", "blocks=[1]"): "no setting blocks: ",
+    ("train", "direct=[1]"): "no setting direct: ",
     ("train", "title=${nothing}"): "'nothing'",
     ("train", "target=timm"): "target=vit_small_patch16_224",
     ("train", "target=vit_so400m_patch14_siglip_384"): "++target.model.img_size=[378,378]",

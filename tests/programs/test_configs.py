@@ -152,7 +152,7 @@ def test_every_kind_of_training_takes_a_step_on_a_tiny_target(experiment, tmp_pa
         overrides += [f"data.root={data_dir}"]
     explainer, module = cfg.get("explainer") or {}, cfg.module
     if "PaperNetwork" in str(explainer):
-        overrides += [setting for setting in SMALL_PAPER_NETWORK if ".mae=" not in setting]  # debug=fast fetches none
+        overrides += SMALL_PAPER_NETWORK
     if explainer.get("weights"):  # what other experiments leave
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
     if module.get("projection"):

@@ -108,7 +108,6 @@ def test_what_was_trained_for_another_backbone_is_refused_with_both_widths(key, 
 @pytest.mark.parametrize(
     ("common", "override", "told"),
     [
-        (EVALUATION, "tasks.odd.target.head={}", "experiment=linear_head"),
         (DIGITS_EVALUATION, "target.head={}", "experiment=linear_head"),
         ((*TVE_RUN, *DIGITS), "explainer.weights={}", "train.py"),
         ((*TVE_RUN, *DIGITS), "ckpt_path={}", "[Cc]heckpoint"),
@@ -180,6 +179,6 @@ def test_a_missing_or_damaged_file_of_the_target_is_named(content, tmp_path):
     path = tmp_path / "target.safetensors"
     if content is not None:
         path.write_bytes(content)
-    for function, command in ((train, (*TVE_RUN, *DIGITS)), (evaluate, (*EVALUATION, "~tasks.odd", "~tasks.loop"))):
+    for function, command in ((train, (*TVE_RUN, *DIGITS)), (evaluate, DIGITS_EVALUATION)):
         message = error(function, *command, f"target.model.checkpoint_path={path}", folder=tmp_path / "run")
         assert str(path) in message

@@ -11,8 +11,7 @@ from test_errors import error
 
 from explainers.errors import InputError
 from explainers.running.record import start_record
-from explainers.running.settings import use_random_weights, use_weights
-from explainers.saved.records import leaves
+from explainers.running.settings import use_weights
 
 LONG = ("target.model.pretrained=false", "target.model.checkpoint_path={}")
 
@@ -74,22 +73,3 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
     cfg.target = {"_target_": "explainers.models.TargetModel", "model": {"_target_": "my.Model"}}
     with pytest.raises(InputError, match="target=tiny"):
         use_weights(cfg)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "replaced"),
-    [
-        (["experiment=tve_vitb"], {"target.model.pretrained": False, "explainer.network.mae": None}),
-        (["experiment=tve_vitb", "target=tiny", "explainer.network.mae={file}"], {}),
-    ],
-)
-def test_debug_downloads_no_weights(overrides, replaced, file, tmp_path, capsys):
-    given = [text.format(file=file) for text in overrides]
-    cfg = composed(*given, "debug=fast", folder=tmp_path)
-    use_weights(cfg)
-    before = dict(leaves(OmegaConf.to_container(cfg)))
-    use_random_weights(cfg)
-    after = dict(leaves(OmegaConf.to_container(cfg)))
-    changed = {key: value for key, value in after.items() if before.get(key, ...) != value}
-    assert {key: value for key, value in changed.items() if not key.endswith("_")} == replaced
-    assert all(key.rpartition(".")[0] in capsys.readouterr().out for key in list(replaced)[:1])
