@@ -165,7 +165,7 @@ def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(un
     check_equal_weights(tmp_path / "run", uninterrupted)
 
 
-TORCHRUN = {"RANK": "0", "GROUP_RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "8"}
 ONE = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}
 
 
