@@ -86,7 +86,8 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
     texts = [OmegaConf.to_yaml(node) for node in (cfg, HydraConfig.get())]
     read = re.findall(r"\$\{(?:[\w.]+:)?\.*(\w+)", " ".join(texts))
     known = {*own, *read, *READ, *(group.rpartition("@")[2].rpartition(" ")[2] for group in groups)}
-    for text in HydraConfig.get().overrides.task:
+    given: Any = OmegaConf.to_container(HydraConfig.get().overrides.task)  # interpolations stay
+    for text in given:
         key = re.split(r"\W", text.lstrip("+"), maxsplit=1)[0]
         if key in cfg and key not in known:
             raise InputError(f"no setting {key}: nothing reads it; {suggest_names(key, sorted(known))}")
