@@ -1,12 +1,13 @@
 """Configs without a file of their own: short names, models of timm, tasks; and settings that follow from a model."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -61,6 +62,15 @@ def store_targets(words: Iterable[str]) -> None:
             ConfigStore.instance().store(name, timm_target(name), "target", "_global_")
         elif is_python_path(name):
             ConfigStore.instance().store(name, own_target(name), "target", "_global_")
+
+
+def compose_config(program: str, overrides: Sequence[str]) -> DictConfig:
+    """The config of a program, `train` or `eval`, outside of it; it is also that of `${hydra:...}`."""
+    store_targets(overrides)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        cfg = compose(program, list(overrides), return_hydra_config=True)
+    HydraConfig.instance().set_config(cfg)
+    return cfg
 
 
 def timm_target(model: str) -> dict[str, Any]:
