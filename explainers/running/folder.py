@@ -105,8 +105,7 @@ def quote(value: str | Path) -> str:
     >>> print(quote("it's here"))
     'it\\'s here'
     """
-    escaped = str(value).replace("'", r"\'")
-    return f"'{escaped}'"
+    return "'" + str(value).replace("'", r"\'") + "'"
 
 
 def run_dir() -> Path:

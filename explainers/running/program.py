@@ -65,6 +65,7 @@ Options:
   --cfg job     prints the config, with all keys that can be set
   --hydra-help  lists the flags of Hydra, which composes the config
 
+HYDRA_FULL_ERROR=1 before a command shows where its errors come from.
 All of them: docs/training.md, docs/evaluation.md"""
 
 
@@ -173,16 +174,17 @@ def explain_command_error(error: Exception) -> str | None:
 
 def explain_missing_file(path: str) -> str:
     """The message for a file of configs that is missing, such as `data/digitz`."""
-    nested = path.startswith("experiment/")  # the one group whose names have folders
-    group, _, name = path.partition("/") if nested else path.rpartition("/")
-    files = (CONFIGS / group).rglob("*.yaml") if nested else (CONFIGS / group).glob("*.yaml")
-    names = {file.relative_to(CONFIGS / group).with_suffix("").as_posix() for file in files}
+    # Names of experiments have folders; those of other groups do not
+    group, _, name = path.partition("/") if path.startswith("experiment/") else path.rpartition("/")
+    names = {file.relative_to(CONFIGS / group).with_suffix("").as_posix() for file in (CONFIGS / group).rglob("*.yaml")}
     with suppress(OSError):  # which the store raises for a group without names of its own
         names |= {stored.removesuffix(".yaml") for stored in ConfigStore.instance().list(group)}
     if group != "target":
         return f"no {group} named {name}: {suggest_names(name, sorted(names))}"
-    from explainers.models.fetching import similar_targets
+    from explainers.models.fetching import is_in_timm, similar_targets
 
+    if is_in_timm(name):  # an experiment chooses it
+        return f"no target named {name} in configs: say target={name} in the command, or add it to names/target.yaml"
     return f"no target named {name}: {similar_targets(name, sorted(names))}"
 
 
