@@ -33,7 +33,7 @@ def evaluate(cfg: DictConfig) -> None:
 
     check_settings(cfg)
     instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
-    with program.once():
+    with program.once(cfg.trainer):
         data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
         for images in data.values():
             images.setup("test")  # missing images of the last task are reported before the first task is measured

@@ -58,7 +58,7 @@ def train(cfg: DictConfig) -> float | None:
     step, metrics = read_progress(checkpoint)
     metrics |= read_json(folder / METRICS)
     seed_everything(cfg.seed, workers=True, verbose=False)
-    with program.once():
+    with program.once(cfg.trainer):
         images = instantiate(cfg.data)
         data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
         data.setup("fit")  # missing images are reported before weights are fetched and other processes started

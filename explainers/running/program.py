@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 
 from explainers.errors import InputError, suggest_names
 from explainers.running.folder import lock_folder, run_dir
-from explainers.running.processes import build_job_error
+from explainers.running.processes import build_job_error, count_processes, is_launched
 from explainers.running.settings import explain_unknown_key, name_key
-from explainers.running.signals import LOCKED, answer_signals, is_first_process, write_line
+from explainers.running.signals import answer_signals, is_first_process, write_line
 from explainers.running.targets import CONFIGS, store_targets
 
 TRACEBACK = "HYDRA_FULL_ERROR"
@@ -41,9 +41,6 @@ OF_LIBRARIES = ("MisconfigurationException", "LocalEntryNotFoundError")
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """Error numbers of full disks and missing permissions."""
-
-SPEAKS = [True]
-"""Whether this process says what all processes of its command know."""
 
 format_with_place = warnings.formatwarning
 """Python's own formatter of warnings."""
@@ -121,7 +118,6 @@ def command(check: Callable[[DictConfig], None], cfg: DictConfig) -> Iterator[No
     if os.environ.keys() & {"RANK", "LOCAL_RANK", "SLURM_PROCID"}:
         import lightning  # noqa: F401 - which numbers the processes
     answer_signals()
-    SPEAKS[0] = LOCKED not in os.environ and is_first_process()
     with errors_in_one_line(cfg), lock_folder(run_dir()):
         check(cfg)
         quiet_libraries()
@@ -129,10 +125,10 @@ def command(check: Callable[[DictConfig], None], cfg: DictConfig) -> Iterator[No
 
 
 @contextmanager
-def once() -> Iterator[None]:
-    """Inside, all processes of a command do the same: only the first to do it warns, a parent before its children."""
+def once(trainer: DictConfig) -> Iterator[None]:
+    """Inside, all processes of a command do the same: only the first of those that compute warns."""
     with warnings.catch_warnings():
-        if not SPEAKS[0]:
+        if not is_first_process() or count_processes(trainer) > 1 and not is_launched(trainer):
             warnings.simplefilter("ignore")
         yield
 

@@ -215,19 +215,19 @@ def test_a_warning_is_one_line(rank, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("inherited", "rank", "said"), [("", 0, True), ("/run", 0, False), ("", 1, False)], ids=["parent", "child", "srun"]
+    ("environment", "rank", "said"),
+    [({}, 0, False), ({"LOCAL_RANK": "0"}, 0, True), ({"LOCAL_RANK": "1"}, 1, False)],
+    ids=["parent", "first", "second"],
 )
-def test_what_all_processes_find_is_said_by_the_first_one(inherited, rank, said, monkeypatch, tmp_path):
+def test_what_all_processes_find_is_said_by_the_first_one(environment, rank, said, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
-    monkeypatch.setattr(program, "SPEAKS", [True])
-    monkeypatch.setattr(program, "answer_signals", lambda: None)
-    monkeypatch.setattr(program, "quiet_libraries", lambda: None)
-    if inherited:
-        monkeypatch.setenv(program.LOCKED, inherited)
-    composed("target=tiny", folder=tmp_path)
-    with warnings.catch_warnings(record=True) as warned, program.command(lambda cfg: None, None):
+    for name in ("LOCAL_RANK", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        with program.once():
+        with program.once(OmegaConf.create({"devices": 2})):
             warnings.warn("left out: 2 files (a.txt, b.txt) that Pillow does not read", stacklevel=1)
         warnings.warn("left out: c.jpg, which this process alone has read", stacklevel=1)
     assert len(warned) == 1 + said
