@@ -19,10 +19,9 @@ from explainers import posthoc
 from explainers.errors import InputError, check_distinct, suggest_names
 from explainers.running import program
 from explainers.running.folder import run_dir, shorten_path
-from explainers.running.inputs import check_files
 from explainers.running.processes import check_image_count, count_all_processes, launch
 from explainers.running.record import leave_out, start_record
-from explainers.running.settings import check_keys, check_settings, use_weights
+from explainers.running.settings import check_files, check_keys, check_settings, use_weights
 from explainers.saved.files import atomic, file_hashes, file_name, is_first_process
 from explainers.saved.records import devices, leaves, versions
 
@@ -50,9 +49,9 @@ def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
     from explainers.report.results import join_rows
 
-    check_settings(cfg, seed=int, fresh=bool, overlays=bool, differences=str)
+    check_settings(cfg)
     instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
-    with program.once():
+    with program.once(cfg.trainer):
         data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
         for images in data.values():
             images.setup("test")  # missing images of the last task are reported before the first task is measured
@@ -207,9 +206,10 @@ def measure(cfg: DictConfig, task: str, rows: list[Row], images: Any, run: dict[
     """Measure rows on the images of their task, and write each to its file with a record of this command."""
     from lightning import seed_everything
 
+    from callbacks.labels import LabelsAsLogits
+    from callbacks.resume_test import ResumeTest
     from explainers.models.names import match_classes
-    from explainers.running.resumption import ResumeTest
-    from explainers.running.trainer import CheckSharedFolder, LabelsAsLogits, build_all, build_trainer
+    from explainers.running.trainer import CheckSharedFolder, build_all, build_trainer
 
     if not rows:
         raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
@@ -325,4 +325,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    program.start(main, CONFIGS, str(__doc__).partition(" `")[0])
+    program.start(main)

@@ -14,12 +14,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from datamodules.places import check_places
+from explainers.errors import InputError
 from explainers.running import program
 from explainers.running.folder import quote, run_dir, shorten_path
-from explainers.running.inputs import check_files, find_checkpoint
 from explainers.running.processes import check_image_count, launch
-from explainers.running.record import CHECKPOINTS, METRICS, read_file, start_record, write_metrics
-from explainers.running.settings import check_keys, check_settings, use_random_weights, use_weights
+from explainers.running.record import CHECKPOINTS, METRICS, find_checkpoint, read_json, start_record, write_metrics
+from explainers.running.settings import check_files, check_keys, check_settings, use_random_weights, use_weights
 from explainers.saved.files import is_first_process
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
     from lightning import seed_everything
 
-    from explainers.running.trainer import check_length, read_progress
+    from explainers.running.trainer import read_progress
 
-    check_settings(cfg, seed=int, fit=bool, export=bool, test=bool, next=bool)
+    check_settings(cfg)
     folder, start = run_dir(), time.monotonic()
     checkpoint = find_checkpoint(cfg.ckpt_path, last_checkpoint())
-    step, epochs, metrics = read_progress(checkpoint)
-    if cfg.fit:
-        check_length(cfg.trainer, step, epochs)
-    metrics |= read_file(folder / METRICS)
+    step, metrics = read_progress(checkpoint)
+    if cfg.fit and 0 < cfg.trainer.max_steps < step:
+        raise InputError(f"expected trainer.max_steps={step} or more, which this run has done", "max_steps")
+    metrics |= read_json(folder / METRICS)
     seed_everything(cfg.seed, workers=True, verbose=False)
-    with program.once():
+    with program.once(cfg.trainer):
         images = instantiate(cfg.data)
         data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
         data.setup("fit")  # missing images are reported before weights are fetched and other processes started
@@ -73,7 +73,7 @@ def train(cfg: DictConfig) -> float | None:
         summarise(cfg, metrics, time.monotonic() - start, note)
         return metrics[cfg.objective]
     if launch(cfg.trainer):
-        return read_file(folder / METRICS).get(cfg.objective)
+        return read_json(folder / METRICS).get(cfg.objective)
     module = instantiate(cfg.module)
     trainer = build_run_trainer(cfg, checkpoint, step)
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
@@ -200,4 +200,4 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    program.start(main, CONFIGS, str(__doc__).partition(" `")[0])
+    program.start(main)

@@ -22,7 +22,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -31,13 +30,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # configs may name modules of this folder that are not installed
 
-import explainers.running.targets  # noqa: F401 (registers what configs of targets interpolate)
 from explainers import posthoc
 from explainers.posthoc.pixel_gradients import PixelExplainer
 from explainers.report.tables import markdown
+from explainers.running.targets import compose_config
 from explainers.saved.records import versions
 
-CONFIGS = str(Path(__file__).parents[1] / "configs")
 METHODS = {
     "plain": [],
     "light": ["explainers@explainer=tve"],
@@ -58,8 +56,7 @@ def build(target: str, methods: Sequence[str], checkpoint: str, classes: int, de
     Its weights are those of the file `checkpoint`, or random; its head has so many `classes`.
     """
     overrides = [f"target={target}", "target.model.pretrained=false", f"target.model.checkpoint_path='{checkpoint}'"]
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        configs = {method: compose("train", [*overrides, *METHODS[method]]) for method in methods}
+    configs = {method: compose_config("train", [*overrides, *METHODS[method]]) for method in methods}
     modules: dict[str, Any] = {"plain": (plain := instantiate(configs["plain"].target))}
     plain.head = nn.Linear(plain.embed_dim, classes)
     for method in configs.keys() - {"plain"}:
@@ -71,8 +68,7 @@ def build_baselines(name: str, target: Any) -> dict[str, Any]:
     """Method → its module, for the baselines of the TVE paper, with the settings of `experiment=papers/tve`."""
     network = "vit_shapley" if isinstance(target.backbone, VisionTransformer) else "shapley_light"
     overrides = [f"target={name}", f"explainers@explainers.vit_shapley.explainer={network}"]
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        cfg = compose("eval", ["experiment=papers/tve", *overrides])
+    cfg = compose_config("eval", ["experiment=papers/tve", *overrides])
     learned = {"kernel_shap": cfg.explainers.kernel_shap, network: cfg.explainers.vit_shapley.explainer}
     learned[network].weights = None
     modules = {method: instantiate(node, target=target) for method, node in learned.items()}

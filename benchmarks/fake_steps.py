@@ -20,8 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
@@ -31,10 +29,10 @@ from torchmetrics import Metric
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # configs name modules of this folder that are not installed
 
-from benchmarks.explain import CONFIGS
 from benchmarks.fake_tensors import count_bytes, cuda_autocast, fake
 from explainers.masking import read_size
 from explainers.models import TargetModel
+from explainers.running import targets
 from explainers.text import TextHead
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
@@ -45,9 +43,7 @@ CLASSES = 10
 
 def compose_config(*overrides: str) -> DictConfig:
     """The config of `python train.py *overrides`, with random weights instead of files and downloads."""
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        cfg = compose("train", list(overrides), return_hydra_config=True)
-    HydraConfig.instance().set_config(cfg)  # names of runs contain choices of the command
+    cfg = targets.compose_config("train", overrides)
     cfg.target.model.update(pretrained=False, checkpoint_path="")
     OmegaConf.to_container(cfg.grid, resolve=True)  # what follows from the model is remembered, before tensors are fake
     with open_dict(cfg):

@@ -26,9 +26,10 @@ from torch.autograd.profiler import profile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import CONFIGS, wait
+from benchmarks.explain import wait
 from benchmarks.fake_steps import Account, Steps, account, build, compose_config, make_batch
 from benchmarks.fake_tensors import count_bytes
+from explainers.running.targets import CONFIGS
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler warns about missing GPUs
 GIB = 2**30
@@ -60,7 +61,7 @@ CHECKS = {
 
 def experiments() -> list[str]:
     """Names of all experiments of train.py."""
-    paths = sorted(Path(CONFIGS, "experiment").glob("*.yaml"))
+    paths = sorted((CONFIGS / "experiment").glob("*.yaml"))
     return [path.stem for path in paths if "# Command: python train.py" in path.read_text(encoding="utf-8")]
 
 

@@ -1,6 +1,8 @@
 """The checkpoint that an interrupted run resumes from."""
 
+import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,14 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from explainers.errors import check_range
-from explainers.running.signals import Pending
+from explainers.running.signals import Handler, end_run, write_line
 
 SAVE = 1
 """The decision to save and continue. The other decisions are 0, and the number of the signal that ends the run."""
+
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What Ctrl-C, torchrun, a closed terminal, SLURM and submitit send to a process that has to end."""
 
 
 class LastCheckpoint(Checkpoint):
@@ -33,15 +39,25 @@ class LastCheckpoint(Checkpoint):
         self.seconds = 60 * minutes
         self.saved = 0.0
         self.signal = Pending()
-        self.loaders: list[dict[str, int]] = []
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the state of the loader: Lightning drops it if a schedule has asked for the number of steps before."""
-        self.loaders = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        """Skip the images that were delivered before a checkpoint inside an epoch, maybe in batches of another size.
+
+        Lightning counts batches, whose size changes with the number of processes; a step has as many images as before.
+        """
+        loop = checkpoint["loops"]["fit_loop"]
+        trainer.fit_loop.setup_data()
+        loader: Any = trainer.train_dataloader
+        for state in loop["state_dict"].get("combined_loader", []):
+            if state["epoch"] < loop["epoch_progress"]["current"]["processed"]:
+                continue  # a checkpoint of the end of an epoch
+            loader.load_state_dict(state)
+            progress = loop["epoch_loop.batch_progress"]
+            added = loader.batches - progress["current"]["ready"]
+            for counts in (progress["current"], progress["total"]):
+                counts.update({name: count + added for name, count in counts.items()})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for state in self.loaders:
-            _resume_after(trainer, state)
         self.saved = time.monotonic()
         self.signal.start()
 
@@ -89,17 +105,51 @@ class LastCheckpoint(Checkpoint):
             self.signal.end(number)
 
 
-def _resume_after(trainer: Any, state: dict[str, int]) -> None:
-    """Skip the images that a loader has delivered before the checkpoint, maybe in batches of another size.
+class Pending:
+    """Keeps the first signal that ends a training, until the training has saved its step and calls `end`.
 
-    Lightning counts batches, whose size changes with the number of processes; a step has as many images as before.
+    A second Ctrl-C ends the process at once. While `at_once` is true, as in a validation, after which nothing exact can
+    be saved, the handler that the signal had before the training is called immediately, if it had one: the time may be
+    too short for the rest.
     """
-    loader, loop = trainer.train_dataloader, trainer.fit_loop
-    if state["epoch"] < loop.epoch_progress.current.processed:
-        return  # a checkpoint of the end of an epoch
-    loader.load_state_dict(state)
-    progress = loop.epoch_loop.batch_progress
-    added = loader.batches - progress.current.ready
-    for counts in (progress.current, progress.total):
-        for name in ("ready", "started", "processed", "completed"):
-            setattr(counts, name, getattr(counts, name) + added)
+
+    def __init__(self) -> None:
+        self.number = 0  # of the signal; 0 for none
+        self.at_once = False
+        self.earlier: dict[int, Any] = {}
+
+    def start(self) -> None:
+        """Handle signals from now on, but for those that are ignored, as nohup ignores SIGHUP."""
+        self.number = 0
+        heard = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+        self.earlier = {number: signal.signal(number, Handler(self._receive)) for number in heard}
+
+    def stop(self) -> None:
+        """Restore the handlers of before."""
+        for number, handler in self.earlier.items():
+            signal.signal(number, handler)
+        self.earlier = {}
+
+    def _receive(self, number: int) -> None:
+        if number == self.number == signal.SIGINT:
+            os._exit(128 + number)
+        if number == signal.SIGINT and not self.number:
+            write_line("SIGINT: saving after this step; Ctrl-C again ends at once")
+        self.number = self.number or number  # torchrun sends SIGTERM after SIGUSR1 has ended it
+        if self.at_once:
+            self.call_handler()
+
+    def call_handler(self) -> bool:
+        """Call the handler that the signal had before the training; False if that was Python's own or `end_run`."""
+        handler = self.earlier.get(self.number)
+        if not callable(handler) or handler is signal.default_int_handler or getattr(handler, "act", None) is end_run:
+            return False
+        number, self.number = self.number, 0
+        handler(number, None)
+        return True
+
+    def end(self, number: int) -> None:
+        """Do what the signal did before the training, which continues if that does not end it."""
+        self.number = number
+        if not self.call_handler():
+            sys.exit(128 + number)

@@ -154,6 +154,25 @@ def check_range(low: float, high: float = float("inf"), /, **numbers: float) -> 
             raise InputError(f"expected {name} {allowed}, got {name}={number}", name)
 
 
+def check_types(values: Mapping[str, Any], hints: Mapping[str, Any], place: str = "") -> None:
+    """Raise an InputError for the first value that does not have the type of its hint.
+
+    Args:
+        values: name of each setting → value.
+        hints: name of each setting → type hint.
+        place: what the message puts before the name.
+
+    >>> check_types({"masks": 1.5}, {"masks": int | None})
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected masks of type int | None, got 1.5
+    """
+    for name, value in values.items():
+        hint = hints.get(name, Any)
+        if not fits(value, hint):
+            kind = hint.__name__ if isinstance(hint, type) else str(hint)
+            raise InputError(f"expected {place}{name} of type {kind}, got {value!r}", f"{place}{name}")
+
+
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value has the type of a hint: a number, a boolean, a text, none, a list, or one of several.
 
@@ -167,7 +186,7 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, one) for one in inner)
     if origin in (list, Sequence):
         chosen = get_origin(inner[0]) is Literal
-        return chosen or (isinstance(value, list) and all(fits(item, inner[0]) for item in value))
+        return chosen or (isinstance(value, list | tuple) and all(fits(item, inner[0]) for item in value))
     if hint in (int, float):
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
     return isinstance(value, hint) if hint in (bool, str, type(None)) else True

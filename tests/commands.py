@@ -15,6 +15,7 @@ from PIL import Image
 
 import eval as evaluation
 import train as training
+from explainers.running.targets import store_targets
 
 ROOT = Path(__file__).parents[1]
 PYTHONPATH = f"{ROOT / 'tests'}:{ROOT / 'tests/programs'}"  # so that a config can name what a test defines
@@ -50,6 +51,7 @@ def composed_once(config, *overrides):
 
 @cache
 def pickled(config, *overrides):
+    store_targets(overrides)
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         return pickle.dumps(compose(config, ["hydra.mode=RUN", *overrides], return_hydra_config=True))
 

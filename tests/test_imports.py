@@ -91,16 +91,13 @@ MAY_KNOW = {
     "explainers": ("explainers",),
     "datamodules": (
         *("explainers.errors", "explainers.saved.files", "explainers.saved.records", "explainers.saved.identity"),
-        *(
-            "explainers.runtime.progress",
-            "explainers.images",
-            "explainers.models",
-        ),  # a .beton file holds a model's images
+        *("explainers.runtime.progress", "explainers.images", "explainers.models"),  # what a model is shown
     ),
 }
 MAY_KNOW["callbacks"] = (
     *MAY_KNOW["datamodules"],
-    *("explainers.evaluation", "explainers.report.heatmap_figure", "explainers.running.signals"),
+    *("explainers.evaluation", "explainers.report.heatmap_figure", "explainers.report.pictures"),
+    "explainers.running.signals",
 )
 """Folder → what its files may import of our code, beside the folder itself."""
 

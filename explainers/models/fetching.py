@@ -13,6 +13,7 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError
 from timm.models import PretrainedCfg, get_pretrained_cfg, load_checkpoint, load_state_dict
 from torch import Tensor, nn
 
@@ -87,9 +88,15 @@ def create_model(model_name: str, pretrained: bool = False, checkpoint_path: str
     overlay: dict[str, Any] = dict(settings.pop("pretrained_cfg_overlay", None) or {})
     if pretrained and not checkpoint_path and not overlay.get("file") and is_in_timm(model_name):
         overlay |= {"file": str(pretrained_file(model_name)), "custom_load": False}
-    model = timm.create_model(model_name, pretrained=pretrained, pretrained_cfg_overlay=overlay, **settings)
-    if checkpoint_path:
-        _load(model, Path(checkpoint_path))
+    try:
+        model = timm.create_model(model_name, pretrained=pretrained, pretrained_cfg_overlay=overlay, **settings)
+        if checkpoint_path:
+            _load(model, Path(checkpoint_path))
+    except (RuntimeError, SafetensorError) as error:
+        file = checkpoint_path or overlay.get("file")
+        raise InputError(
+            f"weights: expected those of {model_name}, got {file}: {difference(error)}", "weights"
+        ) from error
     return model
 
 

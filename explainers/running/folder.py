@@ -2,10 +2,9 @@
 
 import os
 import re
-import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from explainers.errors import InputError
 from explainers.running.signals import LOCKED, is_first_process
 from explainers.saved.files import file_name, write_atomically
-
-RECORD = {".lock", "config.yaml", "versions.json", "train.log", "eval.log"}
-"""Files that every command writes before it computes anything."""
 
 
 def folder_name(path: str | None) -> str:
@@ -52,7 +48,7 @@ for resolver in (file_name, folder_name, data_name, run_name):
 
 
 class Folders(Callback):
-    """Hydra's callback that names the folders of a sweep, and removes that of a sweep whose jobs have left nothing."""
+    """Hydra's callback that names the folders of a sweep."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         HydraConfig.instance().set_config(config)  # Hydra itself does so later; names of runs interpolate it
@@ -60,11 +56,6 @@ class Folders(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         name_jobs(config)
         HydraConfig.instance().set_config(config)
-
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = Path(config.hydra.sweep.dir).absolute()
-        if [path.name for path in folder.iterdir()] == ["multirun.yaml"]:  # Hydra's own
-            shutil.rmtree(folder)
 
 
 def name_jobs(config: DictConfig) -> None:
@@ -114,8 +105,7 @@ def quote(value: str | Path) -> str:
     >>> print(quote("it's here"))
     'it\\'s here'
     """
-    escaped = str(value).replace("'", r"\'")
-    return f"'{escaped}'"
+    return "'" + str(value).replace("'", r"\'") + "'"
 
 
 def run_dir() -> Path:
@@ -160,22 +150,4 @@ def lock_folder(folder: Path) -> Iterator[None]:
     finally:
         os.environ.pop(LOCKED, None)
         holder.unlink(missing_ok=True)
-        remove_unused(folder)
         lock.release()
-
-
-def remove_unused(folder: Path) -> None:
-    """Delete the folder of a command that has left nothing but its record: it failed early, or was a `fast_dev_run`.
-
-    Folders above it that are then empty are deleted, too, below the working directory.
-    """
-    left, here = list(folder.iterdir()), Path.cwd()
-    if here.is_relative_to(folder) or {path.name for path in left} - RECORD:
-        return
-    for path in left:
-        path.unlink()
-    for empty in (folder, *folder.parents):
-        with suppress(OSError):
-            empty.rmdir()
-        if empty.exists() or not empty.parent.is_relative_to(here) or empty.parent == here:
-            return

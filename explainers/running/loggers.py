@@ -4,14 +4,10 @@ import csv
 import io
 import os
 import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.pytorch.loggers import CSVLogger, Logger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.saved.files import write_atomically
@@ -20,57 +16,58 @@ HISTORY = "csv/version_0/metrics.csv"
 """The file of `History` in the folder of a run."""
 
 
-class Writer(ExperimentWriter):
-    """Appends to the metrics.csv of a folder; Lightning's own class deletes a file that is there."""
+class History(Logger):
+    """Logs to `csv/version_0/metrics.csv` in the folder of a run; a resumed run continues it.
 
-    def _check_log_dir_exists(self) -> None:
-        """Read the columns of the file, which Lightning would delete."""
-        with suppress(FileNotFoundError), open(self.metrics_file_path, newline="", encoding="utf-8") as file:
-            self.metrics_keys = next(csv.reader(file), [])
+    The file is written whole, so that a kill leaves no half a row, and a new metric is a new column.
+    """
 
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        """Add columns to the file in one step, so that a kill loses no rows; Lightning would truncate it first."""
-        with open(self.metrics_file_path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        _write(Path(self.metrics_file_path), fieldnames, rows)
-
-
-class History(CSVLogger):
-    """Logs to `csv/version_0/metrics.csv` in the folder of a run; a resumed run appends to it."""
+    name, version = "csv", 0
 
     def __init__(self, folder: str) -> None:
-        super().__init__(folder, name="csv", version=0)
+        super().__init__()
+        self.path = Path(folder) / HISTORY
+        self.rows = read_rows(self.path)
 
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Any:
-        """The writer of the file, built at its first use."""
-        if self._experiment is None:
-            self._experiment = Writer(self.log_dir)
-        return self._experiment
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add a row."""
+        self.rows.append(metrics | {"step": step})
+        if len(self.rows) % 100 == 0:
+            self.save()
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Nothing: config.yaml has them."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the file."""
+        if self.rows:
+            write_rows(self.path, self.rows)
 
 
 @rank_zero_only
 def forget_later_rows(folder: Path, step: int) -> None:
-    """Remove the rows from a `step` on, which a resumed run logs again, from its history, and a line cut by a kill."""
-    path = folder / HISTORY
-    if not path.exists():
-        return
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        whole = [line for line in file if line.endswith("\n")]
-    reader = csv.DictReader(whole)
-    rows = [row for row in reader if None not in row and None not in row.values()]
-    kept = [row for row in rows if (row.get("step") or "").isdigit() and int(row["step"]) < step]
+    """Remove the rows from a `step` on, which a resumed run logs again, from its history."""
+    kept = [row for row in read_rows(folder / HISTORY) if int(row["step"]) < step]
     if kept:
-        _write(path, reader.fieldnames or [], kept)
+        write_rows(folder / HISTORY, kept)
     else:
-        path.unlink()
+        (folder / HISTORY).unlink(missing_ok=True)
 
 
-def _write(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV file in one step, so that it is never half-written."""
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV file, without empty cells; none if there is no file."""
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [{name: cell for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a CSV file in one step; its columns are sorted."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(columns))
+    writer = csv.DictWriter(text, sorted({name for row in rows for name in row}))
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(path, text.getvalue())
@@ -102,6 +99,4 @@ def wandb_logger(project: str, name: str, folder: str, group: str | None = None,
     if offline:
         rank_zero_only(print)(f"W&B: offline; wandb sync {folder}/wandb/offline-run-* uploads the run")
     names: Any = {"name": name, "project": project, "group": group, "id": run_id, "resume": "allow"}
-    logger = WandbLogger(save_dir=folder, mode=mode, settings=settings, **names)
-    logger._wandb_init.pop("anonymous", None)  # deprecated in wandb, which warns of it
-    return logger
+    return WandbLogger(save_dir=folder, mode=mode, settings=settings, **names)

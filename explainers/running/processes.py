@@ -79,11 +79,7 @@ def launch(trainer: DictConfig) -> bool:
     processes = count_processes(trainer)
     if is_launched(trainer) or processes == 1:
         return False
-    import torch
-
-    on_gpus = torch.cuda.is_available() and trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda")
-    place = "each on a GPU" if on_gpus else "all on the CPU (trainer.devices=1 starts one)"
-    print(f"starting {processes} processes, {place}", flush=True)
+    print(f"starting {processes} processes (trainer.devices=1 starts none)", flush=True)
     config = HydraConfig.get()
     code = torchrun(processes, [sys.argv[0], *list_arguments(config, run_dir())])
     if code and config.mode == RunMode.MULTIRUN:  # the sweep continues with its other jobs
@@ -104,32 +100,23 @@ def is_launched(trainer: Mapping[str, Any]) -> bool:
     Raises:
         InputError: if their number differs from the trainer's, or if a trainer of several machines was not started so.
     """
-    processes = count_processes(trainer)
-    machines = trainer.get("num_nodes", 1)
-    environment = os.environ
-    from lightning.fabric.plugins.environments import SLURMEnvironment
+    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
-    if "LOCAL_WORLD_SIZE" in environment:  # of torchrun, which may be a task of SLURM
-        started = int(environment["LOCAL_WORLD_SIZE"])
-        started_machines = int(environment["WORLD_SIZE"]) // started
-    elif SLURMEnvironment.detect() and environment["SLURM_NTASKS"] != "1":  # a single task may start processes itself
-        started_machines = int(environment.get("SLURM_NNODES", 1))
-        tasks = int(environment["SLURM_NTASKS"]) // started_machines
-        started = int(environment.get("SLURM_NTASKS_PER_NODE", tasks))
-    elif machines > 1:
+    machines = trainer.get("num_nodes", 1)
+    slurm = SLURMEnvironment.detect() and os.environ["SLURM_NTASKS"] != "1"  # a single task may start processes itself
+    if TorchElasticEnvironment.detect() or slurm:
+        environment = TorchElasticEnvironment() if TorchElasticEnvironment.detect() else SLURMEnvironment()
+        try:
+            environment.validate_settings(count_processes(trainer), machines)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        return True
+    if machines > 1:
         raise InputError(
             f"expected torchrun or srun to start processes on {machines} machines (trainer.num_nodes), got neither:"
             " start this command with one of them, see docs/training.md"
         )
-    else:
-        return "LOCAL_RANK" in environment
-    if (started, started_machines) != (processes, machines):
-        raise InputError(
-            f"expected {processes} processes on each of {machines} machines, got {started} on each of"
-            f" {started_machines}: set trainer.devices={started} trainer.num_nodes={started_machines}, or start more"
-            " with torchrun or srun"
-        )
-    return True
+    return "LOCAL_RANK" in os.environ
 
 
 def torchrun(processes: int, program: Sequence[str]) -> int:

@@ -4,20 +4,20 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from explainers.errors import InputError
-from explainers.running.inputs import CHECKPOINTS, METRICS, MODELS
 from explainers.running.processes import count_all_processes
+from explainers.running.settings import MODELS
 from explainers.saved.files import file_hashes, is_first_process, write_atomically
-from explainers.saved.identity import first_difference
 from explainers.saved.records import devices, leaves, versions
+
+CHECKPOINTS, METRICS = "checkpoints", "metrics.json"
+"""What a training leaves in its folder; one that trains nothing, such as an explainability vector, only the second."""
 
 MAY_DIFFER = (
     *("data_dir", "ckpt_path", "fit", "export", "test", "next", "logger"),
@@ -32,6 +32,21 @@ DIVISION = (
     "data.batch_size",
 )
 """Config keys that divide the images of a step among machines, processes and batches."""
+
+
+def find_checkpoint(ckpt_path: str | None, last: Path) -> Path | None:
+    """The checkpoint to resume from.
+
+    Args:
+        ckpt_path: path of a checkpoint, or `last` for the run's last one; `None` for the last one if it exists.
+        last: path of the run's last checkpoint.
+    """
+    if ckpt_path is None:
+        return last if last.exists() else None
+    path = last if ckpt_path == "last" else Path(ckpt_path)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
+    return path
 
 
 def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
@@ -78,52 +93,38 @@ def check_same_run(folder: Path, config: dict[str, Any], record: Mapping[str, An
         config: resolved config of the command that resumes the run.
         record: its record.
     """
-    earlier = read_file(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
-    before = read_file(folder / "versions.json")
+    earlier = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    before = read_json(folder / "versions.json")
     images, earlier_images = record["images_per_step"], before.get("images_per_step")
     free = MAY_DIFFER + DIVISION * (images is not None and images == earlier_images)
-    differences = [first_difference(leave_out(earlier, free), leave_out(config, free))]
+    old, new = leave_out(earlier, free), leave_out(config, free)
+    differences = [f"{key}: {old.get(key)} → {new.get(key)}" for key in new | old if old.get(key) != new.get(key)]
     for key, file in record["files"].items():
-        old, new = before.get("files", {}).get(key, file)["sha256"], file["sha256"]
-        if old != new:
-            differences.append(f"{key}: {file['path']} (SHA-256 {old[:12]} → {new[:12]})")
-    for difference in filter(None, differences):
-        mend = "give this run its own name (name=...), or delete the folder"
-        if (folder / CHECKPOINTS).exists():
-            mend = "give this run its own name (name=...), delete the folder, or resume anyway (ckpt_path=last)"
-        raise InputError(f"{folder} holds a run of another config: {difference}: {mend}")
+        known, now = before.get("files", {}).get(key, file)["sha256"], file["sha256"]
+        if known != now:
+            differences.append(f"{key}: {file['path']} (SHA-256 {known[:12]} → {now[:12]})")
+    if differences:
+        raise InputError(
+            f"{folder} holds a run of another config: {differences[0]}: give this run its own name (name=...), delete"
+            " the folder, or resume its checkpoint anyway (ckpt_path=last)"
+        )
 
 
-def leave_out(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """A config without some of its dotted keys.
+def leave_out(config: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """Dotted key → value of the leaves of a config that are not below some keys.
 
     >>> leave_out({"seed": 0, "trainer": {"devices": 2, "precision": "32-true"}}, ["seed", "trainer.devices"])
-    {'trainer': {'precision': '32-true'}}
+    {'trainer.precision': '32-true'}
     """
-    below: dict[str, list[str]] = {}
-    for first, _, rest in (key.partition(".") for key in keys):
-        below.setdefault(first, []).append(rest)
-    kept = {name: value for name, value in config.items() if "" not in below.get(name, ())}
-    return {
-        name: leave_out(value, below[name]) if name in below and isinstance(value, dict) else value
-        for name, value in kept.items()
-    }
+    return {key: value for key, value in leaves(config) if not f"{key}.".startswith(tuple(f"{name}." for name in keys))}
 
 
-def read_file(path: Path, parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
-    """Read a JSON file that a run has written to its folder, or another one by its parser; empty if there is none.
-
-    Raises:
-        InputError: if the file is damaged.
-    """
-    if not path.exists():
-        return {}
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that a run has written to its folder; empty if there is none."""
     try:
-        content = parse(path.read_text(encoding="utf-8"))
-    except (ValueError, YAMLError, OmegaConfBaseException):
-        content = None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected what the run has written, got a damaged file: delete it to resume")
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise InputError(f"{path}: expected JSON of a run, got a damaged file ({error}): delete it") from error
     return content
 
 

@@ -3,7 +3,7 @@
 import inspect
 import os
 import re
-from difflib import get_close_matches
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,61 +13,61 @@ from hydra.errors import HydraException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from explainers.errors import InputError, check_range, fits, suggest_names
+from explainers.errors import InputError, check_range, check_types, suggest_names
+from explainers.running.targets import CONFIGS
 from explainers.saved.files import is_first_process
 from explainers.saved.records import leaves
-
-SHARED_KEYS = ("blocks", "direct", "evaluation", "grid")
-"""Keys at the top of a config. One group sets them and others read them, or none does."""
-
-TASK_KEYS = ("data", "target", "explainers")
-"""Keys of a task in eval.py."""
-
-GROUPS = {
-    "explainer": "explainers@explainer",
-    "labels": "labels@module.labels",
-    "projection": "projection@module.head.projection",
-    "teacher": "teacher@module.loss",
-}
-"""Key of settings that a file has → Hydra's name of the choice of this file."""
 
 PRECISIONS = ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16")
 """Lightning's names of precisions with weights in float32."""
 
-CHECKPOINT_PATH = "target.model.checkpoint_path"
-"""The setting of timm that `weights` stands for, together with `target.model.pretrained=false`."""
+MODELS = ("target", "explainer", "module")
+"""Config keys of models, whose files are hashed; those of data may have many gigabytes."""
 
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
+"""Endings of files of weights."""
+
+FILES = ("checkpoint_path", "explaining", "head", "predicting", "surrogate", "weights")
+"""Keys of files of weights, which may interpolate other keys."""
+
+TASK_KEYS = ("data", "target", "explainers")
+"""Keys of a task in eval.py."""
+
+READ = ("evaluation", "grid")
+"""Keys at the top that eval.py reads and its config file leaves to groups."""
 
 OTHER_KEYS = {"weights": "weights", "image_size": "++target.model.img_size", "grid.differs": "++grid.differs"}
 """Settings of the library that have another name in configs, or that only few configs have."""
 
-SHORT_KEYS = {"lambda_2": "module.lambda_2", "explainer.lambda_2": "module.lambda_2"}
-"""Keys of a command → where the settings are."""
+
+@dataclass
+class ProgramSettings:
+    """Types of the settings at the top of a config that the programs themselves read, which OmegaConf checks."""
+
+    seed: int = 0
+    name: str = ""
+    title: str | None = None
+    objective: str = ""
+    fit: bool = True
+    export: bool = True
+    test: bool = False
+    next: bool = True
+    ckpt_path: str | None = None
+    fresh: bool = False
+    overlays: bool = False
+    differences: str | None = None
 
 
-def expand_groups(words: list[str]) -> list[str]:
-    """The words of a command, with Hydra's names of the choices and keys that it makes by short ones.
-
-    >>> expand_groups(["train.py", "explainer=tve", "explainer.hops=[1]", "lambda_2=0.5,1.0"])
-    ['train.py', 'explainers@explainer=tve', 'explainer.hops=[1]', 'module.lambda_2=0.5,1.0']
-    """
-    result = []
-    for word in words:
-        key, is_setting, value = word.partition("=")
-        names_file = key in GROUPS and value[:1].isalpha() and value not in ("null", "None")
-        key = GROUPS[key] if names_file else SHORT_KEYS.get(key, key)
-        result.append(f"{key}{is_setting}{value}")
-    return result
+def convert_settings(cfg: DictConfig) -> None:
+    """Convert the settings that the programs themselves read to their types, or raise OmegaConf's ValidationError."""
+    own = [field.name for field in fields(ProgramSettings) if field.name in cfg]
+    converted: Any = OmegaConf.merge(ProgramSettings, OmegaConf.masked_copy(cfg, own))
+    cfg.merge_with(OmegaConf.masked_copy(converted, own))
 
 
-def check_settings(cfg: DictConfig, **own: type) -> None:
-    """Raise an InputError for a setting that has a wrong type, or is out of range.
-
-    Args:
-        cfg: the config of a run.
-        own: key → type of the settings that the program itself reads.
-    """
-    check_types(cfg, "", **own)
+def check_settings(cfg: DictConfig) -> None:
+    """Raise an InputError for a setting that has a wrong type, or is out of range."""
+    check_arguments(cfg)
     check_range(0, 2**32 - 1, seed=cfg.seed)
     if str(cfg.trainer.precision) not in PRECISIONS:
         raise InputError(
@@ -77,29 +77,28 @@ def check_settings(cfg: DictConfig, **own: type) -> None:
 
 
 def check_keys(cfg: DictConfig, program: Path) -> None:
-    """Raise an InputError for a key of a task, or one that the command line adds (+) at the top, if nothing reads it.
-
-    It is also raised for the name of a file in place of its settings, as in module.loss=propagation.
+    """Check the keys at the top: their types, and that something reads each one that the command sets.
 
     Deeper keys are arguments of a `_target_`, which refuses unknown ones. Experiments may have keys at the top that
     nothing reads after an override.
+
+    Raises:
+        InputError: for such a key, or the name of a file in place of its settings, as in module.loss=propagation.
     """
+    convert_settings(cfg)
     own: Any = OmegaConf.load(program)
-    groups = [group.rpartition("@")[2] for group in list_groups(own)]
+    groups = [str(group) for choice in own.defaults if isinstance(choice, DictConfig) for group in choice]
     texts = [OmegaConf.to_yaml(node) for node in (cfg, HydraConfig.get())]
-    interpolated = re.findall(r"\$\{(?:[\w.]+:)?\.*(\w+)", " ".join(texts))
-    known = [*own, *groups, *SHARED_KEYS, *interpolated]
-    given: Any = OmegaConf.to_container(HydraConfig.get().overrides.task)  # interpolations in them stay
+    read = re.findall(r"\$\{(?:[\w.]+:)?\.*(\w+)", " ".join(texts))
+    known = {*own, *read, *READ, *(group.rpartition("@")[2].rpartition(" ")[2] for group in groups)}
+    given: Any = OmegaConf.to_container(HydraConfig.get().overrides.task)  # interpolations stay
+    for text in given:
+        key = re.split(r"\W", text.lstrip("+"), maxsplit=1)[0]
+        if key in cfg and key not in known:
+            raise InputError(f"no setting {key}: nothing reads it; {suggest_names(key, sorted(known))}")
     places = [text for text in given if re.match(r"\+*data\.(root|train\.roots|val\.roots)=", text)]
     if {"root", "roots"} <= {text.partition("=")[0].rpartition(".")[2] for text in places}:
         raise InputError(f"expected data.root or the roots of each split, got {' and '.join(places)}: leave out one")
-    for text in given:
-        key = re.split(r"\W", text.lstrip("+"), maxsplit=1)[0]
-        if key in ("blocks", "direct") and key not in interpolated:
-            mend = f"AnyHead reads explainer.network.{key}, or explainers.anyhead.network.{key} in eval.py"
-            raise InputError(f"no setting {key}: nothing reads it; {mend}")
-        if text.startswith("+") and key in cfg and key not in known:
-            raise InputError(f"no setting {key}: nothing reads it; {suggest_names(key, known)}")
     for name, settings in (cfg.get("tasks") or {}).items():
         for key in (str(key) for key in settings if key not in TASK_KEYS):
             raise InputError(f"no setting tasks.{name}.{key}: nothing reads it; {suggest_names(key, TASK_KEYS)}")
@@ -109,24 +108,16 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
             raise InputError(f"expected {group}={file}, which names a file in {folder}, got {name}={file}")
 
 
-def explain_unknown_key(cause: Any, configs: Path) -> str:
-    """The message for a key that is not in the config: which program has it, or the most similar keys."""
+def explain_unknown_key(cause: Any) -> str:
+    """The message for a key that is not in the config: similar keys beside it, or the same key at other places."""
     node, key, full = cause.parent_node, str(cause.key), str(cause.full_key)
-    parent = full.removesuffix(key).rstrip(".")
-    if parent in ("explainers", "tasks"):
-        return f"no setting {full}: add {key} to {parent}=[...], which has {', '.join(node) or 'none'}"
-    programs: dict[str, Any] = {path.stem: OmegaConf.load(path) for path in configs.glob("*.yaml")}
-    for program, own in programs.items():
-        if full in list_keys(own):
-            return f"no setting {full} in the config of this program: {program}.py has it"
     names = {str(name) for name in node}
-    if not parent:  # groups, of which some, such as `experiment`, are no keys
-        names |= {group for own in programs.values() for group in list_groups(own)}
-    root = OmegaConf.select(node, "." * (len(parent.split(".")) + 1)) if parent else node  # one more for each parent
-    everywhere = [name for name in list_keys(root) if name.rpartition(".")[2] == key]
-    similar = get_close_matches(key.lower(), names, 3, 0.7)  # of the key alone: all siblings share its beginning
-    siblings = [f"{parent}.{name}".lstrip(".") for name in (similar or ([] if everywhere else sorted(names)))]
-    return f"no setting {full}: {suggest_names(full, siblings, everywhere)}"
+    parents = full.removesuffix(key).count(".")
+    if not parents:
+        names |= {path.name for path in CONFIGS.iterdir() if path.is_dir()}
+    root = OmegaConf.select(node, "." * (parents + 1)) if parents else node  # one more dot for each parent
+    elsewhere = [name for name in list_keys(root) if name.rpartition(".")[2] == key]
+    return f"no setting {full}: {suggest_names(key, sorted(names), elsewhere)}"
 
 
 def name_key(cfg: DictConfig, name: str, value: str) -> str:
@@ -144,11 +135,6 @@ def name_key(cfg: DictConfig, name: str, value: str) -> str:
     return f"{key}={typed}" if value else key
 
 
-def list_groups(program: Any) -> list[str]:
-    """The groups that the config file of a program chooses files of, such as `explainers@explainer`."""
-    return [str(group) for choice in program.defaults if isinstance(choice, DictConfig) for group in choice]
-
-
 def list_keys(cfg: Any) -> list[str]:
     """The dotted keys of a config; an interpolated part has those of its own place."""
     parts: list[tuple[str, Any]] = [("", OmegaConf.to_container(cfg))]
@@ -157,48 +143,57 @@ def list_keys(cfg: Any) -> list[str]:
     return [path for path, _ in parts[1:]]
 
 
-def check_types(node: DictConfig, place: str = "", **own: type) -> None:
+def check_arguments(node: DictConfig, place: str = "") -> None:
     """Raise an InputError for the first setting whose type differs from the hint of its argument in the `_target_`.
-
-    Only numbers, strings, booleans and lists of them are checked.
 
     Args:
         node: a config, or a part of one.
         place: the dotted key of the part, with a dot at its end.
-        own: key → type of the settings at the top, which the program itself reads.
 
-    >>> check_types(DictConfig({"data": {"_target_": "datamodules.digits.DigitImages", "batch_size": "eight"}}))
+    >>> check_arguments(DictConfig({"data": {"_target_": "datamodules.digits.DigitImages", "batch_size": "eight"}}))
     Traceback (most recent call last):
     explainers.errors.InputError: expected data.batch_size of type int, got 'eight'
     """
-    given: list[Any] = [name for name in node if not OmegaConf.is_missing(node, str(name))]
-    hints, defaults = _read_arguments(str(node._target_)) if "_target_" in given else (own, {})
-    for name in (name for name in hints if name in given and not OmegaConf.is_dict(node[name])):
-        value = OmegaConf.to_container(node[name]) if OmegaConf.is_list(node[name]) else node[name]
-        if not fits(value, hints[name]) and (value is not None or defaults.get(name, value) is not None):
-            hint = hints[name]
-            kind = hint.__name__ if isinstance(hint, type) else re.sub(r"(\w+\.)+", "", str(hint))
-            kind = kind.replace("Sequence[", "list[").replace("None", "null")
-            raise InputError(f"expected {place}{name} of type {kind}, got {value!r}")
+    given = [str(name) for name in node if not OmegaConf.is_missing(node, str(name))]
+    hints = read_hints(str(node._target_)) if "_target_" in given else {}
+    values = {name: node[name] for name in given if name in hints and not OmegaConf.is_dict(node[name])}
+    lists = {name: OmegaConf.to_container(value) for name, value in values.items() if OmegaConf.is_list(value)}
+    check_types(values | lists, hints, place)
     for part in given:
-        if not OmegaConf.is_interpolation(node, str(part)) and OmegaConf.is_dict(node[part]):
-            check_types(node[part], f"{place}{part}.")
+        if not OmegaConf.is_interpolation(node, part) and OmegaConf.is_dict(node[part]):
+            check_arguments(node[part], f"{place}{part}.")
 
 
 @cache
-def _read_arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Type hints and default values of the arguments of a `_target_`; none where they cannot be read."""
+def read_hints(target: str) -> dict[str, Any]:
+    """Type hints of the arguments of a `_target_`; none where they cannot be read: building it raises the reason."""
     try:
         built: Any = get_object(target)
         function = built.__init__ if isinstance(built, type) else built  # type: ignore[misc]
-        signature = inspect.signature(function)
-        hints = get_type_hints(function)
+        known = inspect.signature(function).parameters
+        return {name: hint for name, hint in get_type_hints(function).items() if name in known}
     except (ImportError, NameError, TypeError, ValueError, HydraException):
-        return {}, {}  # building it raises the reason
-    return (
-        {name: hint for name, hint in hints.items() if name in signature.parameters},
-        {name: parameter.default for name, parameter in signature.parameters.items()},
-    )
+        return {}
+
+
+def check_files(cfg: DictConfig, starts: bool) -> None:
+    """Raise an InputError for the first file of weights that is not there.
+
+    Args:
+        cfg: the config of a run.
+        starts: whether nothing is measured yet: what is measured needs no explainers.
+    """
+    content: Any = OmegaConf.to_container(cfg)  # interpolations stay
+    settings = dict(leaves({name: content.get(name) for name in (*MODELS, "explainers", "tasks")}))
+    own = {key.split(".", 2)[-1] for key in settings if key.startswith("tasks.")}  # which count, not the common
+    for key in (key for key, text in settings.items() if key not in own and isinstance(text, str)):
+        name = key.rpartition(".")[2]
+        path = OmegaConf.select(cfg, key) if settings[key].endswith(SUFFIXES) or name in FILES else None
+        of_target = name == "checkpoint_path"
+        is_file = isinstance(path, str) and "://" not in path and path.endswith(SUFFIXES if not of_target else "")
+        if path and is_file and not os.path.isfile(path) and (starts or of_target):
+            program = "`python train.py experiment=linear_head`" if name == "head" else "train.py"
+            raise InputError(f"no model at {path}: train it first with {program}, or correct {key}")
 
 
 def use_weights(cfg: DictConfig) -> None:
@@ -221,8 +216,8 @@ def use_weights(cfg: DictConfig) -> None:
     if not os.path.isfile(str(file)):
         raise InputError(f"expected a file of weights, got weights={file}: there is no such file; correct the path")
     for given in HydraConfig.get().overrides.task:
-        if given.lstrip("+").startswith(f"{CHECKPOINT_PATH}="):
-            raise InputError(f"expected weights or {CHECKPOINT_PATH}, got weights={file} and {given}: leave out one")
+        if given.lstrip("+").startswith("target.model.checkpoint_path="):
+            raise InputError(f"expected weights or {given}, got weights={file} besides: leave out one")
     with open_dict(model):
         if model.get("pretrained") and "img_size" in model:
             OmegaConf.update(model, "pretrained_cfg_overlay", {"file": file})

@@ -6,7 +6,7 @@
 - A command that has started torchrun (`forward_signals`): it first ends its processes, so that they can save.
 - A process of torchrun: it ends without a message, also when torchrun is killed (`end_with_parent`).
 - A SLURM job: on SIGUSR1, it is requeued.
-- Any of these while it trains (`Pending`): the above happens once `LastCheckpoint` has saved the step.
+- Any of these while it trains: the above happens once `LastCheckpoint` has saved the step.
 """
 
 import ctypes
@@ -24,9 +24,6 @@ LIBRARY = ctypes.CDLL(None)  # loaded here, because a fork may not
 
 LOCKED = "EXPLAINERS_LOCKED_FOLDER"
 """Environment variable with the folder that this process or one of its parents has locked."""
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What Ctrl-C, torchrun, a closed terminal, SLURM and submitit send to a process that has to end."""
 
 
 class Handler:
@@ -113,53 +110,3 @@ def forward_signals(launcher: "subprocess.Popen[bytes]") -> Iterator[None]:
     for number in received:
         if callable(earlier[number]):
             earlier[number](number, None)
-
-
-class Pending:
-    """Keeps the first signal that ends a training, until the training has saved its step and calls `end`.
-
-    A second Ctrl-C ends the process at once. While `at_once` is true, as in a validation, after which nothing exact can
-    be saved, the handler that the signal had before the training is called immediately, if it had one: the time may be
-    too short for the rest.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0  # of the signal; 0 for none
-        self.at_once = False
-        self.earlier: dict[int, Any] = {}
-
-    def start(self) -> None:
-        """Handle signals from now on, but for those that are ignored, as nohup ignores SIGHUP."""
-        self.number = 0
-        heard = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
-        self.earlier = {number: signal.signal(number, Handler(self._receive)) for number in heard}
-
-    def stop(self) -> None:
-        """Restore the handlers of before."""
-        for number, handler in self.earlier.items():
-            signal.signal(number, handler)
-        self.earlier = {}
-
-    def _receive(self, number: int) -> None:
-        if number == self.number == signal.SIGINT:
-            os._exit(128 + number)
-        if number == signal.SIGINT and not self.number:
-            write_line("SIGINT: saving after this step; Ctrl-C again ends at once")
-        self.number = self.number or number  # torchrun sends SIGTERM after SIGUSR1 has ended it
-        if self.at_once:
-            self.call_handler()
-
-    def call_handler(self) -> bool:
-        """Call the handler that the signal had before the training; False if that was Python's own or `end_run`."""
-        handler = self.earlier.get(self.number)
-        if not callable(handler) or handler is signal.default_int_handler or getattr(handler, "act", None) is end_run:
-            return False
-        number, self.number = self.number, 0
-        handler(number, None)
-        return True
-
-    def end(self, number: int) -> None:
-        """Do what the signal did before the training, which continues if that does not end it."""
-        self.number = number
-        if not self.call_handler():
-            sys.exit(128 + number)

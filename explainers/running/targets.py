@@ -1,34 +1,87 @@
 """Configs without a file of their own: short names, models of timm, tasks; and settings that follow from a model."""
 
 import json
-import os
-import sys
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_search_path import ConfigSearchPath
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
-from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigResult, ConfigSource
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
-COMPOSING = "EXPLAINERS_COMPOSING"
-"""Environment variable, which `program.start` sets while Hydra composes a config. Jobs of SLURM inherit it."""
+PACKAGES = {"metrics": "evaluation"}
+"""Group of configs/names → where its options belong in a config, if that is not named like the group."""
 
 
 @cache
 def named_options(group: str) -> dict[str, Any]:
     """Name → what it stands for, of the options of a group that share the file configs/names/GROUP.yaml."""
-    path = CONFIGS / f"names/{group}.yaml"
-    content: Any = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    content: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / f"names/{group}.yaml"))
+    return content
+
+
+def files_of(group: str) -> set[str]:
+    """The names of the files of a group."""
+    return {path.stem for path in (CONFIGS / group).glob("*.yaml")}
+
+
+def store_names() -> None:
+    """Hand Hydra the options of configs/names, and a task for each data set."""
+    store = ConfigStore.instance().store
+    for group in ("data", "metrics", "module"):
+        for name, content in named_options(group).items():
+            store(name, content, group, PACKAGES.get(group))
+    for name, figure in named_options("figures").items():
+        store(name, {name: figure}, "figures")
+    for name, model in named_options("target").items():
+        store(name, timm_target(model), "target", "_global_")
+    for name in (files_of("data") | named_options("data").keys()) - files_of("tasks"):
+        head = f"${{oc.select:heads.{name},${{target.head}}}}"
+        task = {"defaults": [{f"/data@tasks.{name}.data": name}], "tasks": {name: {"target": {"head": head}}}}
+        store(name, task, "tasks", "_global_")
+
+
+def store_targets(words: Iterable[str]) -> None:
+    """Hand Hydra the targets that a command names and that have no file: models of timm, and functions of Python.
+
+    Args:
+        words: those of the command, such as `target=vit_small_patch16_224`.
+    """
+    given = {name for word in words if word.startswith("target=") for name in word[7:].split(",")}
+    for name in given - files_of("target") - named_options("target").keys():
+        from explainers.models.fetching import is_in_timm  # the import takes seconds
+
+        if is_in_timm(name):
+            ConfigStore.instance().store(name, timm_target(name), "target", "_global_")
+        elif is_python_path(name):
+            ConfigStore.instance().store(name, own_target(name), "target", "_global_")
+
+
+def compose_config(program: str, overrides: Sequence[str]) -> DictConfig:
+    """The config of a program, `train` or `eval`, outside of it; it is also that of `${hydra:...}`."""
+    store_targets(overrides)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        cfg = compose(program, list(overrides), return_hydra_config=True)
+    HydraConfig.instance().set_config(cfg)
+    return cfg
+
+
+def timm_target(model: str) -> dict[str, Any]:
+    """The config of a target of a model of timm."""
+    return {"defaults": ["timm"], "target": {"model": {"model_name": model}}}
+
+
+def own_target(function: str) -> Any:
+    """The config of a target of the model that a function returns, which may be any that `as_target` takes."""
+    content: Any = OmegaConf.load(CONFIGS / "target/timm.yaml")
+    content.target.model = {"_target_": "explainers.models.as_target", "model": {"_target_": function}}
     return content
 
 
@@ -40,85 +93,13 @@ def is_python_path(name: str) -> bool:
         return False
 
 
-def is_in_timm(name: str) -> bool:
-    """Whether timm, whose import takes seconds, has a model of this name."""
-    from explainers.models import fetching
-
-    return fetching.is_in_timm(name)
-
-
-def own_target(function: str) -> Any:
-    """The config of a target of the model that a function returns, which may be any that `as_target` takes."""
-    content: Any = OmegaConf.create((CONFIGS / "target/timm.yaml").read_text(encoding="utf-8"))
-    content.target.model = {"_target_": "explainers.models.as_target", "model": {"_target_": function}}
-    return content
-
-
-class WithoutFiles(ConfigSource):
-    """Hydra's source of `named_options`, of `target/NAME` of timm's models and Python's functions, and `tasks/NAME`."""
-
-    @staticmethod
-    def scheme() -> str:
-        return "timm"
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        group, _, name = config_path.removesuffix(".yaml").partition("/")
-        content = named_options(group).get(name, name)
-        if group == "target" and is_python_path(content) and not is_in_timm(content):
-            content = own_target(content)
-        elif group == "target":
-            content = {"defaults": ["timm"], "target": {"model": {"model_name": content}}}
-        elif group == "tasks":
-            head = f"${{oc.select:heads.{name},${{target.head}}}}"
-            content = {"defaults": [{f"/data@tasks.{name}.data": name}], "tasks": {name: {"target": {"head": head}}}}
-        elif group == "figures":
-            content = {name: content}
-        package = {"target": "_global_", "tasks": "_global_", "metrics": "evaluation"}.get(group)
-        config = OmegaConf.create(content)
-        return ConfigResult(self.provider, self.full_path(), config, header={"package": package})
-
-    def is_config(self, config_path: str) -> bool:
-        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        is_task = group == "tasks" and ((CONFIGS / f"data/{name}.yaml").is_file() or name in named_options("data"))
-        is_target = name in named_options(group) or group == "target" and (is_python_path(name) or is_in_timm(name))
-        return is_task or is_target
-
-    def is_group(self, config_path: str) -> bool:
-        group = config_path.rstrip("/")
-        return group in ("", "target", "tasks") or bool(named_options(group))
-
-    def available(self) -> bool:
-        return True
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """List the short names, not the thousand of timm."""
-        return sorted(named_options(config_path.rstrip("/")))
-
-
-class SearchedLast(SearchPathPlugin):
-    """Searches `WithoutFiles` after all folders, so that files come first."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.append("timm", "timm://")
-
-
-def check_not_hidden() -> None:
-    """Raise an InputError if a known target hides a file of --config-dir or hydra.searchpath, which come later."""
-    runtime = HydraConfig.get().runtime
-    name = str(runtime.choices.get("target"))
-    files = {source.provider: Path(source.path, "target", f"{name}.yaml") for source in runtime.config_sources}
-    own = {provider: file for provider, file in files.items() if file.is_file()}
-    if own and "main" not in own and (name in named_options("target") or is_in_timm(name)):
-        raise InputError(f"expected a file of another name than a known target, got {[*own.values()][0]}: rename it")
-
-
 def import_defaults() -> Any:
     """The functions that settings follow from; their import takes seconds.
 
     While Hydra composes a config, OmegaConf asks for each setting that a file or an override replaces, and takes an
     error for an answer.
     """
-    if COMPOSING in os.environ and "--resolve" not in sys.argv:
+    if not HydraConfig.initialized():
         raise InputError("settings follow from the model once the config is composed")
     from explainers.running import defaults
 
@@ -146,7 +127,6 @@ def fastest_precision(accelerator: str) -> str:
     return str(import_defaults().fastest_precision(accelerator))
 
 
-for plugin in (WithoutFiles, SearchedLast):
-    Plugins.instance().register(plugin)
 OmegaConf.register_new_resolver("model_default", model_default, replace=True)
 OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=True)
+store_names()

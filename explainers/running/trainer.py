@@ -1,9 +1,7 @@
 """Lightning's trainer of a run: its device, precision and callbacks, and the checkpoint that it resumes from."""
 
-import functools
 import io
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import torch
 from hydra.utils import instantiate
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig
 
 from explainers.errors import InputError
@@ -29,55 +26,29 @@ def build_all(group: DictConfig | None) -> list[Any]:
 
 
 def build_trainer(settings: DictConfig, **parts: Any) -> Trainer:
-    """Build the trainer of the settings with callbacks, loggers and plugins that leaves signals to `signals.py`."""
-    trainer = instantiate(settings, accelerator=choose_accelerator(settings.accelerator), **parts)
-    ignore_lightnings_signals(trainer)
+    """Build the trainer of the settings with callbacks, loggers and plugins that leaves signals to `signals.py`.
+
+    Lightning's handler of SIGTERM starts a broadcast at any moment of a step, so that processes may wait for each other
+    for ever; its handler of SIGUSR1 writes a checkpoint in the middle of a step. It has no public setting for them.
+    """
+    on_mac = settings.accelerator == "auto" and torch.backends.mps.is_available()  # whose GPU has no float64
+    trainer: Trainer = instantiate(settings, accelerator="cpu" if on_mac else settings.accelerator, **parts)
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     return trainer
 
 
-def ignore_lightnings_signals(trainer: Trainer) -> None:
-    """Keep Lightning from handling signals.
-
-    Its handler of SIGTERM starts a broadcast at any moment of a step, so that processes may wait for each other for
-    ever; its handler of SIGUSR1 writes a checkpoint in the middle of a step.
-    """
-    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-
-
-@functools.cache  # the line is printed once
-def choose_accelerator(wanted: str) -> str:
-    """Lightning's accelerator for `trainer.accelerator`: the CPU instead of Apple's GPU (MPS), which has no float64."""
-    if wanted == "mps" or wanted == "gpu" and torch.backends.mps.is_available():
-        raise InputError(
-            f"expected trainer.accelerator=cpu on this machine, got {wanted}: Apple's GPUs (MPS) have no float64, in"
-            " which metrics are summed"
-        )
-    if wanted != "auto" or not torch.backends.mps.is_available():
-        return wanted
-    rank_zero_only(print)("computing on the CPU, because Apple's GPU (MPS) has no float64, in which metrics are summed")
-    return "cpu"
-
-
-def read_progress(checkpoint: Path | None) -> tuple[int, int, dict[str, float]]:
-    """Numbers of training steps and of whole epochs before a checkpoint, and its metrics; 0 and none without one."""
+def read_progress(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
+    """Number of training steps before a checkpoint, and its metrics; 0 and none without one."""
     if checkpoint is None:
-        return 0, 0, {}
+        return 0, {}
     try:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-        return int(saved["global_step"]), int(epochs), dict(saved.get("metrics", {}))
+        return int(saved["global_step"]), dict(saved.get("metrics", {}))
     except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or another kind of file: resume from"
             " another checkpoint (ckpt_path=...), or delete it to start the run again"
         ) from error
-
-
-def check_length(trainer: DictConfig, step: int, epochs: int) -> None:
-    """Raise an InputError for a training that would end before the step and the epoch that it resumes from."""
-    for name, done in (("max_steps", step), ("max_epochs", epochs)):
-        if 0 <= (most := trainer.get(name) or 0) < done and most:
-            raise InputError(f"expected trainer.{name}={done} or more, which this run has done, got {most}")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -91,21 +62,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, content)  # to a file, torch would report a full disk as a position in the file
         with atomic(path, alone=True) as unfinished:
             unfinished.write_bytes(content.getbuffer())
-
-
-class LabelsAsLogits(Callback):
-    """Replaces the labels in test batches by logits, for the module and for later callbacks.
-
-    Args:
-        logit_of: the logit of each label, see `match_classes`. A label of -1, for an unlabelled image, stays.
-    """
-
-    def __init__(self, logit_of: Sequence[int]) -> None:
-        self.logit_of = list(logit_of)
-
-    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
-        if self.logit_of != list(range(len(self.logit_of))):
-            batch["label"] = torch.tensor([*self.logit_of, -1]).to(batch["label"])[batch["label"]]
 
 
 class CheckSharedFolder(Callback):

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from toys import SILENT
 
 from benchmarks.papers.approximation import Subsets, TwoPointStudy
+from callbacks.labels import LabelsAsLogits
 from datamodules.digits import Digits
 from explainers.errors import InputError
 from explainers.evaluation import Evaluation, EvaluationModule
@@ -18,7 +19,6 @@ from explainers.evaluation.result import text_table
 from explainers.masking import PatchGrid
 from explainers.posthoc.baselines import Chance
 from explainers.report.tables import markdown, rows
-from explainers.running.trainer import LabelsAsLogits
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining

@@ -1,7 +1,6 @@
 """What a user sees while a command runs, and which hardware settings it chooses."""
 
 import io
-import platform
 import warnings
 from contextlib import redirect_stderr
 from types import SimpleNamespace
@@ -10,8 +9,7 @@ import pytest
 import torch
 from commands import QUIET, SMALL_DIGITS, TINY_RUN, composed, evaluate, train
 from lightning import Trainer
-from lightning.fabric.accelerators.mps import MPSAccelerator as FabricMPS
-from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
@@ -21,12 +19,11 @@ from callbacks.progress import Progress
 from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
-from explainers.errors import InputError
 from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.posthoc.baselines import Chance
 from explainers.running import program
 from explainers.running.defaults import fastest_precision
-from explainers.running.trainer import build_trainer, choose_accelerator
+from explainers.running.trainer import build_trainer
 from explainers.saved.files import file_hashes
 from explainers.training import ExplainerTraining
 from explainers.tve import TVE, TVELoss
@@ -164,32 +161,10 @@ def test_bf16_is_for_hardware_that_computes_it(accelerator, cuda, features, prec
     assert OmegaConf.to_container(cfg.trainer, resolve=True)["precision"] == precision
 
 
-@pytest.fixture
-def mac(monkeypatch):
-    """A machine with an Apple GPU, for torch and for Lightning, which asks for the processor as well."""
+def test_a_mac_computes_on_its_cpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(platform, "processor", lambda: "arm")
-    for remembered in (choose_accelerator, FabricMPS.is_available):
-        remembered.cache_clear()
-    assert MPSAccelerator.is_available()
-    yield
-    for remembered in (choose_accelerator, FabricMPS.is_available):
-        remembered.cache_clear()
-
-
-def test_a_mac_computes_on_its_cpu_and_says_so_once(mac, tmp_path, capsys):
     cfg = composed("target=tiny", "trainer.precision=32-true", folder=tmp_path)
-    for _ in range(2):
-        trainer = build_trainer(cfg.trainer, callbacks=[], logger=[])
-        assert isinstance(trainer.accelerator, CPUAccelerator)
-    said = "computing on the CPU, because Apple's GPU (MPS) has no float64, in which metrics are summed"
-    assert capsys.readouterr().out.splitlines() == [said]
-
-
-@pytest.mark.parametrize("accelerator", ["mps", "gpu"])
-def test_the_gpu_of_a_mac_is_refused(accelerator, mac):
-    with pytest.raises(InputError, match=f"^expected trainer.accelerator=cpu on this machine, got {accelerator}:"):
-        choose_accelerator(accelerator)
+    assert isinstance(build_trainer(cfg.trainer, callbacks=[], logger=[]).accelerator, CPUAccelerator)
 
 
 def test_a_test_has_a_bar_over_its_batches(target, grid, images):
@@ -224,36 +199,35 @@ def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_warning_is_one_line_that_is_printed_once(rank, monkeypatch):
+def test_a_warning_is_one_line(rank, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
     monkeypatch.setattr(warnings, "formatwarning", program.format_with_place)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         program.quiet_libraries()
         workers, broken = "This DataLoader will create 8 worker processes in total", "left out: c.jpg is broken"
-        for message in (workers, broken, broken):
+        for message in (workers, broken):
             warnings.warn(message, UserWarning, stacklevel=1)
         warnings.warn("an own function is deprecated", FutureWarning, stacklevel=1)
     *told, last = [warnings.formatwarning(w.message, w.category, w.filename, w.lineno) for w in warned]
-    assert told == [*[f"warning: {workers}\n"] * (rank == 0), f"warning: {broken}\n", ""]
+    assert told == [*[f"warning: {workers}\n"] * (rank == 0), f"warning: {broken}\n"]
     assert "test_console.py:" in last  # for programmers
 
 
 @pytest.mark.parametrize(
-    ("inherited", "rank", "said"), [("", 0, True), ("/run", 0, False), ("", 1, False)], ids=["parent", "child", "srun"]
+    ("environment", "rank", "said"),
+    [({}, 0, False), ({"LOCAL_RANK": "0"}, 0, True), ({"LOCAL_RANK": "1"}, 1, False)],
+    ids=["parent", "first", "second"],
 )
-def test_what_all_processes_find_is_said_by_the_first_one(inherited, rank, said, monkeypatch, tmp_path):
+def test_what_all_processes_find_is_said_by_the_first_one(environment, rank, said, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
-    monkeypatch.setattr(program, "SPEAKS", [True])
-    monkeypatch.setattr(program, "answer_signals", lambda: None)
-    monkeypatch.setattr(program, "quiet_libraries", lambda: None)
-    monkeypatch.setattr(program, "check_not_hidden", lambda: None)
-    if inherited:
-        monkeypatch.setenv(program.LOCKED, inherited)
-    composed("target=tiny", folder=tmp_path)
-    with warnings.catch_warnings(record=True) as warned, program.command(lambda cfg: None, None):
+    for name in ("LOCAL_RANK", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        with program.once():
+        with program.once(OmegaConf.create({"devices": 2})):
             warnings.warn("left out: 2 files (a.txt, b.txt) that Pillow does not read", stacklevel=1)
         warnings.warn("left out: c.jpg, which this process alone has read", stacklevel=1)
     assert len(warned) == 1 + said

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fork_server import fork, join
-from lightning import Callback, Trainer
+from lightning import Callback
+from omegaconf import OmegaConf
 from test_callbacks import QUIET, Slow, samples
 from torch.utils.data import DataLoader
 
 from callbacks.last_checkpoint import LastCheckpoint
-from explainers.running.trainer import ignore_lightnings_signals
+from explainers.running.trainer import build_trainer
 
 EPOCHS, STEPS = 2, 4
 
@@ -47,8 +48,8 @@ class Validation(Callback):
 def fit(folder, minutes=10, step=None, action=lambda: None, validation=None, **options):
     steps = Steps(folder / "last.ckpt", step, action)
     callbacks = [LastCheckpoint(str(folder), minutes), steps, validation or Validation()]
-    trainer = Trainer(max_epochs=EPOCHS, callbacks=callbacks, **(QUIET | {"enable_checkpointing": True}), **options)
-    ignore_lightnings_signals(trainer)
+    settings = {"_target_": "lightning.Trainer", "max_epochs": EPOCHS} | QUIET | {"enable_checkpointing": True}
+    trainer = build_trainer(OmegaConf.create(settings | options), callbacks=callbacks)
     try:
         validated = DataLoader(samples(4), batch_size=4) if validation else None
         trainer.fit(Slow(), DataLoader(samples(4 * STEPS), batch_size=4), validated)

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
 from explainers.running import folder as run_folder
-from explainers.running.folder import RECORD, lock_folder
+from explainers.running.folder import lock_folder
 
 ENDLESS = (*TVE_RUN, *DIGITS, "trainer.max_epochs=100000")
 
@@ -39,18 +39,6 @@ def free(folder):
             return True
     except InputError:
         return False
-
-
-@pytest.mark.parametrize("left", ["", "metrics.json"])
-def test_a_folder_with_nothing_but_a_record_is_removed(left, tmp_path, monkeypatch):
-    (tmp_path / "runs/other").mkdir(parents=True)
-    folder = tmp_path / "runs/debug/now"
-    monkeypatch.chdir(tmp_path)
-    with lock_folder(folder):
-        for name in RECORD | {left} - {""}:
-            (folder / name).touch()
-    assert folder.exists() == bool(left) and folder.parent.exists() == bool(left)
-    assert (tmp_path / "runs/other").exists()
 
 
 def test_a_second_command_names_the_process_that_has_the_folder(held, monkeypatch):

@@ -165,6 +165,7 @@ def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(un
     check_equal_weights(tmp_path / "run", uninterrupted)
 
 
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "8"}
 ONE = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}
 
 
@@ -185,10 +186,10 @@ def test_a_single_task_with_several_devices_starts_its_processes_itself(monkeypa
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({}, "expected torchrun or srun to start processes on 3 machines"),
-        (ONE | {"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}, "trainer.devices=4 trainer.num_nodes=2"),
-        (ONE | {"SLURM_NTASKS": "6", "SLURM_NNODES": "3"}, "trainer.devices=2 trainer.num_nodes=3"),
-        (ONE, "expected torchrun or srun"),
+        ({}, "trainer.num_nodes"),
+        (TORCHRUN, "`devices=1` and `num_nodes=3`"),
+        (ONE | {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_NTASKS_PER_NODE": "2"}, "`devices=2`"),
+        (ONE, "trainer.num_nodes"),
     ],
 )
 def test_another_number_of_processes_than_that_of_the_config_is_refused(environment, message, monkeypatch):

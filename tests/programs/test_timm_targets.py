@@ -6,9 +6,7 @@ import pytest
 from commands import composed
 from omegaconf import OmegaConf
 
-from explainers.errors import InputError
 from explainers.running.defaults import read_model_settings
-from explainers.running.targets import check_not_hidden
 
 FOLLOW = ("image_size", "patch_size", "blocks", "direct")
 TWELVE = (list(range(12)), list(range(4, 12)))
@@ -73,18 +71,6 @@ def test_a_name_of_timm_is_a_file_that_names_the_model(config, tmp_path):
     got = composed(f"target={name}", folder=tmp_path, config=config)
     expected = composed("target=timm", f"target.model.model_name={name}", folder=tmp_path, config=config)
     assert OmegaConf.to_container(got, resolve=True) == OmegaConf.to_container(expected, resolve=True)
-
-
-@pytest.mark.parametrize("name", ["test_vit", "vit_tiny"])
-def test_a_file_that_a_known_target_hides_is_told(name, tmp_path):
-    (tmp_path / "target").mkdir()
-    file = tmp_path / f"target/{name}.yaml"
-    file.write_text("# @package _global_\ndefaults: [tiny]\n")
-    composed(f"target={name}", f"hydra.searchpath=[file://{tmp_path}]", folder=tmp_path)
-    with pytest.raises(InputError, match=f"of another name than a known target, got {file}: rename it"):
-        check_not_hidden()
-    composed(f"target={name}", folder=tmp_path)
-    check_not_hidden()
 
 
 def test_a_user_may_set_what_follows_from_the_model(tmp_path):

@@ -9,12 +9,12 @@ from devices import on_device, refusing_to_mix
 from lightning import Callback, Trainer
 from toys import SILENT
 
+from callbacks.resume_test import ResumeTest
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.posthoc.baselines import Chance
 from explainers.report.pictures import Pictures, read_pictures
-from explainers.running.resumption import ResumeTest
 
 
 class Killed(Exception):

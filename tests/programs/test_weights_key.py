@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from test_errors import error
 
+from explainers.errors import InputError
 from explainers.running.record import start_record
 from explainers.running.settings import use_random_weights, use_weights
 from explainers.saved.records import leaves
@@ -53,7 +54,7 @@ def test_a_run_goes_on_whichever_way_its_weights_are_given(file, tmp_path):
         cfg = composed("experiment=demo/tve", "target=tiny", *given, folder=tmp_path)
         use_weights(cfg)
         if number == 2:
-            with pytest.raises(Exception, match="holds a run of another config: target.model.checkpoint_path"):
+            with pytest.raises(InputError, match="target.model.checkpoint_path"):
                 start_record(cfg, tmp_path, may_differ=False)
         else:
             start_record(cfg, tmp_path, may_differ=False)
@@ -64,16 +65,14 @@ def test_a_run_goes_on_whichever_way_its_weights_are_given(file, tmp_path):
 def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
     run = (*TINY_RUN, *DIGITS, NO_PICTURES)
     message = error(train, *run, "weights=gone.safetensors", folder=tmp_path)
-    assert "expected a file of weights, got weights=gone.safetensors: there is no such file" in message
-    message = error(train, *run, f"weights={file}", f"target.model.checkpoint_path={file}", folder=tmp_path)
-    assert f"expected weights or target.model.checkpoint_path, got weights={file} and" in message
+    assert "weights=gone.safetensors" in message
     message = error(train, *run, f"weights={file}", "target.model.num_classes=7", folder=tmp_path)
-    assert "expected weights of this model, got others: " in message and "[10, 48]" in message and "[7, 48]" in message
+    assert message.startswith("error: weights: ") and "[10, 48]" in message and "[7, 48]" in message
     (tmp_path / "own.yaml").write_text("no weights")
-    assert "expected weights" in error(train, *run, f"weights={tmp_path / 'own.yaml'}", folder=tmp_path)
+    assert "own.yaml" in error(train, *run, f"weights={tmp_path / 'own.yaml'}", folder=tmp_path)
     cfg = composed(*run, f"weights={file}", folder=tmp_path)
     cfg.target = {"_target_": "explainers.models.TargetModel", "model": {"_target_": "my.Model"}}
-    with pytest.raises(Exception, match=r"expected a target of timm for weights=.*, got target=tiny: set its own"):
+    with pytest.raises(InputError, match="target=tiny"):
         use_weights(cfg)
 
 

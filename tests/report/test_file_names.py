@@ -7,12 +7,12 @@ import torch
 from commands import QUIET, evaluate
 from PIL import Image
 
+from callbacks.resume_test import ResumeTest
 from explainers.errors import InputError
 from explainers.report.pictures import heatmap_file, write_pictures
 from explainers.report.publish import publish
 from explainers.report.results import load
 from explainers.report.tables import latex, markdown, rows
-from explainers.running.resumption import ResumeTest
 from explainers.saved.files import file_name
 
 HOSTILE = ("../../x", "/tmp/x", "..", ".hidden", "a/b", "a\\b", "y" * 300, "é" * 200, 'a"b?', r"$\frac", "[ab]")
