@@ -21,7 +21,7 @@ from explainers import anyhead, shapley, tve
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.saved.identity import WITHOUT_EFFECT, architecture_hash, recipe, weights_hash
+from explainers.saved.identity import WITHOUT_EFFECT, architecture_hash, find_changes, recipe, weights_hash
 from explainers.shapley import Shapley, ShapleyLabels, ShapleyLoss
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.training.network_explainer import WEIGHTS
@@ -91,6 +91,20 @@ def test_every_way_to_write_weights_changes_their_hash(write):
     before = weights_hash(layer)
     write(layer.weight)
     assert weights_hash(layer) != before
+
+
+def test_weights_of_other_names_have_another_hash():
+    layer = nn.Linear(3, 3)
+    hashes = {weights_hash(nn.ModuleDict({name: layer})) for name in ("first", "second", "first")}
+    assert len(hashes) == 2
+
+
+def test_what_a_caller_adds_to_a_model_is_part_of_its_identity_and_what_a_library_adds_is_not(make_model):
+    before, model = architecture_hash(make_model()), make_model()
+    model.blocks[0].register_forward_hook(Features.__call__)
+    assert find_changes(model) == [] and architecture_hash(model) == before
+    model.blocks[1].forward = lambda tokens, *_, **__: tokens
+    assert find_changes(model) == ["blocks.1"] and architecture_hash(model) != before
 
 
 # Of sources

@@ -14,7 +14,7 @@ from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.fetching import load_target
 from explainers.models.heads import load_head
-from explainers.saved.weights import check_identity, read_weights, save_weights
+from explainers.saved.weights import check_identity, read_sealed, read_weights, save_weights, seal
 from explainers.text.encoders import stored_encoder, text_embeddings
 from explainers.tve import TVE
 from explainers.tve.masked_autoencoder import read_mae
@@ -31,6 +31,15 @@ def test_weights_come_back_with_what_they_belong_to(tmp_path):
     assert all(torch.equal(weights[name], value) for name, value in WEIGHTS.items())
     assert len({save_weights(WEIGHTS, path, IDENTITY).read_bytes() for _ in range(20)}) == 1  # so none is used again
     assert read_weights(save_weights(WEIGHTS, path))[0] == {}
+
+
+def test_a_sealed_file_of_which_a_number_changed_is_refused(tmp_path):
+    sealed = IDENTITY | {"sha256": seal(IDENTITY, WEIGHTS)}
+    path = save_weights(WEIGHTS, tmp_path / "a.safetensors", sealed)
+    assert read_sealed(path, "evidence", "audit again")[0] == IDENTITY
+    for weights, identity in ((WEIGHTS | {"bias": torch.ones(2)}, sealed), (WEIGHTS, sealed | {"mae": "a"})):
+        with pytest.raises(InputError, match="audit again"):
+            read_sealed(save_weights(weights, path, identity), "evidence", "audit again")
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_no_other(tmp_path):
