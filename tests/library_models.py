@@ -3,6 +3,7 @@
 from functools import cache, partial
 
 import torch
+import transformers  # which imports a model's module when the model is first asked for
 from conftest import wake
 from timm.data import IMAGENET_DEFAULT_MEAN as MEAN
 from timm.data import IMAGENET_DEFAULT_STD as STD
@@ -14,35 +15,6 @@ from torchvision.models import VisionTransformer
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
-from transformers.models.beit.modeling_beit import BeitConfig, BeitForImageClassification, BeitModel
-from transformers.models.clip.configuration_clip import CLIPConfig, CLIPVisionConfig
-from transformers.models.clip.modeling_clip import (
-    CLIPForImageClassification,
-    CLIPModel,
-    CLIPVisionModel,
-    CLIPVisionModelWithProjection,
-)
-from transformers.models.convnext.modeling_convnext import ConvNextConfig, ConvNextForImageClassification
-from transformers.models.convnextv2.modeling_convnextv2 import ConvNextV2Config, ConvNextV2Model
-from transformers.models.deit.modeling_deit import (
-    DeiTConfig,
-    DeiTForImageClassification,
-    DeiTForImageClassificationWithTeacher,
-)
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2ForImageClassification, Dinov2Model
-from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
-    Dinov2WithRegistersConfig,
-    Dinov2WithRegistersModel,
-)
-from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTConfig, DINOv3ViTModel
-from transformers.models.hiera.modeling_hiera import HieraConfig, HieraForImageClassification, HieraModel
-from transformers.models.resnet.modeling_resnet import ResNetConfig, ResNetForImageClassification
-from transformers.models.siglip.configuration_siglip import SiglipConfig, SiglipVisionConfig
-from transformers.models.siglip.modeling_siglip import SiglipForImageClassification, SiglipModel, SiglipVisionModel
-from transformers.models.siglip2.configuration_siglip2 import Siglip2Config, Siglip2VisionConfig
-from transformers.models.siglip2.modeling_siglip2 import Siglip2ForImageClassification, Siglip2VisionModel
-from transformers.models.swin.modeling_swin import SwinConfig, SwinForImageClassification, SwinModel
-from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification, ViTModel
 
 from explainers.models import as_target
 
@@ -60,7 +32,7 @@ ABSOLUTE = {
     "use_mean_pooling": False,
 }
 STAGES = [CNBlockConfig(16, 24, 2), CNBlockConfig(24, 32, 1), CNBlockConfig(32, 40, 1), CNBlockConfig(40, None, 1)]
-CLIP = {"vision_config": SIZE, **LABELS, "text_config": {"bos_token_id": 0, "eos_token_id": 1}}
+CLIP = {"vision_config": SIZE, "text_config": {"bos_token_id": 0, "eos_token_id": 1}}
 
 PATCHES = {key: value for key, value in SIZE.items() if key != "image_size"} | {"num_patches": 16}
 WIDTHS = {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 2, 1, 1], "image_size": 32}
@@ -85,111 +57,64 @@ TORCHVISION = {
 }
 """Name → function that builds a model that returns logits, of images normalised by ImageNet's mean and deviation."""
 
-HUGGING_FACE = {
-    "ViT": (lambda: ViTForImageClassification(ViTConfig(**SIZE, **LABELS)), "logits", HALF, HALF),
-    "ViT without a head": (lambda: ViTModel(ViTConfig(**SIZE, qkv_bias=False)), "token", HALF, HALF),
-    "DeiT": (lambda: DeiTForImageClassification(DeiTConfig(**SIZE, **LABELS)), "logits", MEAN, STD),
-    "DeiT distilled": (
-        lambda: DeiTForImageClassificationWithTeacher(DeiTConfig(**SIZE, **LABELS)),
-        "logits",
-        MEAN,
-        STD,
-    ),
-    "DINOv2": (lambda: Dinov2Model(Dinov2Config(**BLOCKS)), "pooler_output", MEAN, STD),
-    "DINOv2 that classifies": (
-        lambda: Dinov2ForImageClassification(Dinov2Config(**BLOCKS, **LABELS)),
-        "logits",
-        MEAN,
-        STD,
-    ),
-    "DINOv2 with SwiGLU": (
-        lambda: Dinov2Model(Dinov2Config(**BLOCKS, use_swiglu_ffn=True)),
-        "pooler_output",
-        MEAN,
-        STD,
-    ),
-    "DINOv2 with registers": (
-        lambda: Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**BLOCKS)),
-        "pooler_output",
-        MEAN,
-        STD,
-    ),
-    "BEiT": (lambda: BeitForImageClassification(BeitConfig(**SIZE, **LABELS, **RELATIVE)), "logits", HALF, HALF),
-    "BEiT by its class token": (
-        lambda: BeitForImageClassification(BeitConfig(**SIZE, **LABELS, **ABSOLUTE)),
-        "logits",
-        HALF,
-        HALF,
-    ),
-    "BEiT without a head": (lambda: BeitModel(BeitConfig(**SIZE)), "pooler_output", HALF, HALF),
-    "Swin": (lambda: SwinForImageClassification(SwinConfig(**WINDOWS, **LABELS)), "logits", MEAN, STD),
-    "Swin without a head": (lambda: SwinModel(SwinConfig(**WINDOWS)), "pooler_output", MEAN, STD),
-    "CLIP": (lambda: CLIPVisionModel(CLIPVisionConfig(**SIZE)), "pooler_output", OPENAI_CLIP_MEAN, OPENAI_CLIP_STD),
-    "CLIP with its projection": (
-        lambda: CLIPVisionModelWithProjection(CLIPVisionConfig(**SIZE, projection_dim=16)),
-        "image_embeds",
-        OPENAI_CLIP_MEAN,
-        OPENAI_CLIP_STD,
-    ),
-    "CLIP that classifies": (
-        lambda: CLIPForImageClassification(CLIPConfig(**CLIP)),
-        "logits",
-        OPENAI_CLIP_MEAN,
-        OPENAI_CLIP_STD,
-    ),
-    "SigLIP": (lambda: SiglipVisionModel(SiglipVisionConfig(**SIZE)), "pooler_output", HALF, HALF),
-    "SigLIP that classifies": (
-        lambda: SiglipForImageClassification(SiglipConfig(vision_config=SIZE, **LABELS)),
-        "logits",
-        HALF,
-        HALF,
-    ),
-    "SigLIP 2": (lambda: Siglip2VisionModel(Siglip2VisionConfig(**PATCHES)), "pooler_output", HALF, HALF),
-    "SigLIP 2 that classifies": (
-        lambda: Siglip2ForImageClassification(Siglip2Config(vision_config=PATCHES, **LABELS)),
-        "logits",
-        HALF,
-        HALF,
-    ),
-    "DINOv3": (
-        lambda: DINOv3ViTModel(DINOv3ViTConfig(**SIZE, num_register_tokens=4)),
-        "pooler_output",
-        MEAN,
-        STD,
-    ),
-    "DINOv3 with SwiGLU": (
-        lambda: DINOv3ViTModel(
-            DINOv3ViTConfig(**SIZE, use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False)
-        ),
-        "pooler_output",
-        MEAN,
-        STD,
-    ),
-    "ConvNeXt": (lambda: ConvNextForImageClassification(ConvNextConfig(**WIDTHS, **LABELS)), "logits", MEAN, STD),
-    "ConvNeXt V2": (lambda: ConvNextV2Model(ConvNextV2Config(**WIDTHS)), "pooler_output", MEAN, STD),
-    "ResNet": (
-        lambda: ResNetForImageClassification(
-            ResNetConfig(hidden_sizes=[64, 128, 256, 512], depths=[1] * 4, layer_type="basic", **LABELS)
-        ),
-        "logits",
-        MEAN,
-        STD,
-    ),
-    "Hiera": (lambda: HieraForImageClassification(HieraConfig(**UNITS, **LABELS)), "logits", MEAN, STD),
-    "Hiera without a head": (lambda: HieraModel(HieraConfig(**UNITS)), "pooler_output", MEAN, STD),
+HALVES, IMAGENET, OPENAI = (HALF, HALF), (MEAN, STD), (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
+BASIC = {"hidden_sizes": [64, 128, 256, 512], "depths": [1] * 4, "layer_type": "basic"}
+GATED = {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False}
+KINDS = {
+    "ViT": ("ViTForImageClassification", SIZE, HALVES),
+    "ViT without a head": ("ViTModel", SIZE | {"qkv_bias": False}, HALVES),
+    "DeiT": ("DeiTForImageClassification", SIZE, IMAGENET),
+    "DeiT distilled": ("DeiTForImageClassificationWithTeacher", SIZE, IMAGENET),
+    "DINOv2": ("Dinov2Model", BLOCKS, IMAGENET),
+    "DINOv2 that classifies": ("Dinov2ForImageClassification", BLOCKS, IMAGENET),
+    "DINOv2 with SwiGLU": ("Dinov2Model", BLOCKS | {"use_swiglu_ffn": True}, IMAGENET),
+    "DINOv2 with registers": ("Dinov2WithRegistersModel", BLOCKS, IMAGENET),
+    "BEiT": ("BeitForImageClassification", SIZE | RELATIVE, HALVES),
+    "BEiT by its class token": ("BeitForImageClassification", SIZE | ABSOLUTE, HALVES),
+    "BEiT without a head": ("BeitModel", SIZE, HALVES),
+    "Swin": ("SwinForImageClassification", WINDOWS, IMAGENET),
+    "Swin without a head": ("SwinModel", WINDOWS, IMAGENET),
+    "CLIP": ("CLIPVisionModel", SIZE, OPENAI),
+    "CLIP with its projection": ("CLIPVisionModelWithProjection", SIZE | {"projection_dim": 16}, OPENAI),
+    "CLIP that classifies": ("CLIPForImageClassification", CLIP, OPENAI),
+    "SigLIP": ("SiglipVisionModel", SIZE, HALVES),
+    "SigLIP that classifies": ("SiglipForImageClassification", {"vision_config": SIZE}, HALVES),
+    "SigLIP 2": ("Siglip2VisionModel", PATCHES, HALVES),
+    "SigLIP 2 that classifies": ("Siglip2ForImageClassification", {"vision_config": PATCHES}, HALVES),
+    "DINOv3": ("DINOv3ViTModel", SIZE | {"num_register_tokens": 4}, IMAGENET),
+    "DINOv3 with SwiGLU": ("DINOv3ViTModel", SIZE | GATED, IMAGENET),
+    "ConvNeXt": ("ConvNextForImageClassification", WIDTHS, IMAGENET),
+    "ConvNeXt V2": ("ConvNextV2Model", WIDTHS, IMAGENET),
+    "ResNet": ("ResNetForImageClassification", BASIC, IMAGENET),
+    "Hiera": ("HieraForImageClassification", UNITS, IMAGENET),
+    "Hiera without a head": ("HieraModel", UNITS, IMAGENET),
 }
-"""Name → function that builds a model, the output that its target gives, and its mean and standard deviation."""
+"""Name → class of transformers, settings of its config, and the mean and standard deviation of its images."""
+
+
+def hugging_face(name):
+    """A model, and the output that its target gives."""
+    kind, settings, _ = KINDS[name]
+    model = getattr(transformers, kind)
+    if "Classification" in kind:
+        return model(model.config_class(**settings, **LABELS)), "logits"
+    outputs = {"ViTModel": "token", "CLIPVisionModelWithProjection": "image_embeds"}
+    return model(model.config_class(**settings)), outputs.get(kind, "pooler_output")
+
 
 TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 60}
 ENDS = {"bos_token_id": 1, "eos_token_id": 59, "pad_token_id": 0, "max_position_embeddings": 9}
 TWO_TOWERS = {
-    "CLIP": lambda: CLIPModel(CLIPConfig(vision_config=SIZE, text_config=TEXT | ENDS, projection_dim=12)),
-    "TinyCLIP": lambda: CLIPModel(
-        CLIPConfig(vision_config=SIZE | {"hidden_act": "gelu"}, text_config=TEXT | ENDS, projection_dim=20)
-    ),
-    "SigLIP": lambda: SiglipModel(SiglipConfig(vision_config=SIZE, text_config=TEXT | ENDS | {"projection_size": 32})),
+    "CLIP": lambda: two_towers("CLIP", SIZE, {}, projection_dim=12),
+    "TinyCLIP": lambda: two_towers("CLIP", SIZE | {"hidden_act": "gelu"}, {}, projection_dim=20),
+    "SigLIP": lambda: two_towers("Siglip", SIZE, {"projection_size": 32}),
 }
 """Name → function that builds a model with two towers."""
+
+
+def two_towers(kind, images, texts, **settings):
+    config = getattr(transformers, f"{kind}Config")(vision_config=images, text_config=TEXT | ENDS | texts, **settings)
+    return getattr(transformers, f"{kind}Model")(config)
 
 
 def tokenise(texts, max_length=9, **_):
@@ -200,7 +125,7 @@ def tokenise(texts, max_length=9, **_):
     return {"input_ids": ids, "attention_mask": (torch.arange(max_length) < lengths).long()}
 
 
-NAMES = [f"torchvision {name}" for name in TORCHVISION] + [f"transformers {name}" for name in HUGGING_FACE]
+NAMES = [f"torchvision {name}" for name in TORCHVISION] + [f"transformers {name}" for name in KINDS]
 
 
 def patches_of(images):
@@ -217,8 +142,7 @@ class Original:
         if library == "torchvision":
             self.model, self.output, mean, std = TORCHVISION[kind](), None, MEAN, STD
         else:
-            build, self.output, mean, std = HUGGING_FACE[kind]
-            self.model = build()
+            (self.model, self.output), (mean, std) = hugging_face(kind), KINDS[kind][2]
         wake(self.model)
         for buffer, values in self.model.named_buffers():
             if buffer.endswith("running_var"):

@@ -117,69 +117,61 @@ def test_folders_are_classes_by_name_by_wnid_or_in_order(folder, target, monkeyp
         assert find_labels("folder", photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
 
 
-def write_labels(path, rows):
-    path.write_text(rows if isinstance(rows, str) else "\n".join(rows))
-    return path
+def write_labels(folder, rows, name="a.csv"):
+    (folder / name).write_text("\n".join(rows))
+    return folder / name
 
 
 STEMS = [f"{name}/{number:02}" for name in CLASSES for number in range(IMAGES)]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda folder: {f"{each}.png": str(row // IMAGES) for row, each in enumerate(STEMS)},
-        lambda folder: {each: each[:4] for each in STEMS},
-        lambda folder: {folder / f"{each}.png": each[:4] for each in STEMS},
-        lambda folder: {f"../{folder.name}/{each}.PNG": each[:4] for each in STEMS},
-        lambda folder: write_labels(folder / "a.csv", ["photo;class", *(f"{each};{each[:4]}" for each in STEMS)]),
-        lambda folder: write_labels(folder / "a.csv", [f'"{each}.png",{each[:4]}' for each in STEMS]),
-        lambda folder: str(write_labels(folder / "a.json", json.dumps({each: each[:4] for each in STEMS}))),
-        lambda folder: ["0"] * IMAGES + ["1"] * IMAGES,
-    ],
-    ids=[
-        "numbers as text",
-        "no ending",
-        "paths",
-        "from elsewhere",
-        "CSV with titles",
-        "CSV",
-        "JSON",
-        "list of numbers",
-    ],
-)
-def test_labels_find_their_images(folder, target, make, tmp_path):
+LABELS = {
+    "numbers as text": lambda folder: {f"{each}.png": str(row // IMAGES) for row, each in enumerate(STEMS)},
+    "no ending": lambda folder: {each: each[:4] for each in STEMS},
+    "paths": lambda folder: {folder / f"{each}.png": each[:4] for each in STEMS},
+    "from elsewhere": lambda folder: {f"../{folder.name}/{each}.PNG": each[:4] for each in STEMS},
+    "CSV with titles": lambda folder: write_labels(folder, ["photo;class", *(f"{each};{each[:4]}" for each in STEMS)]),
+    "CSV": lambda folder: write_labels(folder, [f'"{each}.png",{each[:4]}' for each in STEMS]),
+    "JSON": lambda folder: str(write_labels(folder, [json.dumps({each: each[:4] for each in STEMS})], "a.json")),
+    "list of numbers": lambda folder: ["0"] * IMAGES + ["1"] * IMAGES,
+}
+
+
+@pytest.mark.parametrize("form", LABELS)
+def test_labels_find_their_images(folder, target, form, tmp_path):
     shutil.copytree(folder, tmp_path / folder.name)
     photos = list_folder(tmp_path / folder.name)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert find_labels(make(tmp_path / folder.name), photos, target).tolist() == [0] * IMAGES + [1] * IMAGES
+        found = find_labels(LABELS[form](tmp_path / folder.name), photos, target)
+    assert found.tolist() == [0] * IMAGES + [1] * IMAGES
+
+
+def open_nothing(folder, target, tmp_path, **settings):
+    with pytest.raises(InputError) as refused:
+        explainers.audit(folder, target, **{"method": "DirectPaths", "output": tmp_path / "audit"} | settings)
+    assert not (tmp_path / "audit" / FILES[0]).exists() and "\n" not in str(refused.value)
+    return str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "named"),
     [
-        (
-            {"x.png": 0},
-            r"^labels: 24 of 24 images have no label \(cats/00.png, .*\); 1 of 1 names are no image \(x.png\): ",
-        ),
-        ({"00.png": 0}, r"^labels: 00.png is the name of 2 images \(cats/00.png, dogs/00.png\): add their folders"),
-        ({"cats/00": 0, "cats/00.png": 1}, "^labels: cats/00.png has two classes, cats and dogs"),
-        ({"cats/00.png": "cat"}, "^labels=cat: expected one of the model's 2 classes: did you mean cats"),
-        ({"cats/00.png": "7"}, "^labels=7: expected 0 to 1"),
-        (
-            "absent.csv",
-            "^labels=absent.csv: expected folder, or a file .json, or .csv of two columns: the name and",
-        ),
-        ("a,b,c", "^labels=.*a.csv: expected .* of two columns: the name and"),
-        ("", "^labels: 24 of 24 images have no label"),
+        ({"x.png": 0}, "1 of 1 names are no image (x.png)"),
+        ({"00.png": 0}, "00.png is the name of 2 images"),
+        ({"cats/00": 0, "cats/00.png": 1}, "cats/00.png"),
+        ({"cats/00.png": "cat"}, "labels=cat"),
+        ({"cats/00.png": "7"}, "labels=7"),
+        ("absent.csv", "labels=absent.csv"),
+        ("folders", "labels=folders"),
+        (["a,b,c"], "a.csv"),
+        ([""], "24 of 24 images have no label"),
+        (["cats"] * 23, "labels"),
     ],
 )
-def test_labels_that_match_no_image_or_several_are_refused(folder, target, labels, message, tmp_path):
-    if labels in ("", "a,b,c"):
-        labels = write_labels(tmp_path / "a.csv", labels)
-    with pytest.raises(InputError, match=message):
-        find_labels(labels, list_folder(folder), target)
+def test_labels_that_match_no_image_or_several_are_refused(folder, target, labels, named, tmp_path):
+    of_file = isinstance(labels, list) and len(labels) == 1
+    assert named in open_nothing(folder, target, tmp_path, labels=write_labels(tmp_path, labels) if of_file else labels)
 
 
 def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
@@ -194,41 +186,30 @@ def test_what_labels_of_a_folder_lack_is_said(folder, target, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "named"),
     [
-        ({"method": "RISE"}, "^method RISE: expected an explainer with vectors"),
-        ({"passes": "x"}, "^expected passes as an integer, got passes='x'$"),
-        ({"passes": 0}, "^expected passes above 0, got passes=0$"),
-        ({"groups": "x"}, "^expected groups as an integer, got groups='x'$"),
-        ({"groups": 10_000}, "^expected groups of at most .* got groups=10000"),
-        ({"labels": ["cats"]}, "^labels: expected one class, or one for each of 24 images, got 1"),
-        ({"labels": ["cat"] * 24}, "^labels=cat: expected one of the model's 2 classes: did you mean cats"),
-        ({"labels": "folders"}, "^labels=folders: expected folder"),
-        ({"masks": "nowhere"}, "got 'nowhere': there is no such file"),
-        ({"output": __file__}, "^output: expected a folder, got the file .*test_audits.py: give another one$"),
+        ({"method": "RISE"}, "method RISE"),
+        ({"passes": "x"}, "passes='x'"),
+        ({"passes": 0}, "passes=0"),
+        ({"groups": "x"}, "groups='x'"),
+        ({"groups": 10_000}, "groups=10000"),
+        ({"masks": "nowhere"}, "nowhere"),
     ],
 )
-def test_bad_input_is_an_error_of_one_line(settings, message, folder, target, tmp_path):
-    with pytest.raises(InputError, match=message) as caught:
-        explainers.audit(folder, target, **{"method": "DirectPaths", "output": tmp_path} | settings)
-    assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / FILES[0]).exists()
+def test_bad_settings_are_refused(settings, named, folder, target, tmp_path):
+    assert named in open_nothing(folder, target, tmp_path, **settings)
 
 
-def test_values_have_no_audit(folder, target):
-    with pytest.raises(InputError, match="an audit"):
-        explainers.audit(folder, as_target(target, head=nn.Linear(24, 2), score="value"), method="DirectPaths")
-
-
-def test_a_head_of_another_backbone_and_folders_without_images_are_refused(folder, target, tmp_path):
+def test_models_and_folders_without_an_audit_are_refused(folder, target, tmp_path):
+    assert "output" in open_nothing(folder, target, tmp_path, output=__file__)
+    open_nothing(folder, as_target(target, head=nn.Linear(24, 2), score="value"), tmp_path)
     other = timm_model(seed=1, as_target=True)
     file = save_head(target.head, tmp_path / "head.safetensors", other.backbone_identity(), CLASSES)
-    with pytest.raises(InputError, match=f"expected {file} to be trained for the model"):
-        explainers.audit(folder, as_target(target, head=file))
+    with pytest.raises(InputError, match=str(file)):
+        as_target(target, head=file)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="expected images below .*empty, got none"):
-        explainers.audit(tmp_path / "empty", target, method="DirectPaths")
-    with pytest.raises(InputError, match="00.png: expected a folder of images, got a file"):
-        explainers.audit(folder / "cats/00.png", target, method="DirectPaths")
+    for place in (tmp_path / "empty", folder / "cats/00.png"):
+        assert place.name in open_nothing(place, target, tmp_path)
 
 
 def test_patches_of_masks_are_on_the_object(folder, target, tmp_path):
@@ -240,9 +221,7 @@ def test_patches_of_masks_are_on_the_object(folder, target, tmp_path):
     with pytest.warns(UserWarning, match=r"no mask that can be decoded of 23 files \(00.png"):
         inside = find_objects(tmp_path, photos, session, target.grid)
     assert inside[IMAGES + 3].nonzero()[:, 0].tolist() == [6, 7] and inside.sum() == 23 * 16 + 2
-    with pytest.raises(
-        InputError, match="expected masks with the names of the images, got no mask that can be decoded of 12 files"
-    ):
+    with pytest.raises(InputError, match="12 files"):
         find_objects(tmp_path, list_folder(folder / "cats"), session, target.grid)
 
 

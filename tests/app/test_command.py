@@ -273,20 +273,15 @@ def test_output_to_a_full_disk_gives_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("explainers: cannot read or write the output: No space left on device: ")
 
 
-@pytest.mark.parametrize("score", ["sigmoid", "value"])
-def test_the_score_is_that_of_the_option(run, weights, score):
-    target = TargetModel(timm.create_model(MODEL, checkpoint_path=str(weights)), score=score).eval()
-    expected = explainers.explain("cat.jpg", target, method="Chance").title
-    status, lines, _ = run("explain", "cat.jpg", "--method", "Chance", "--score", score)
-    assert status == 0 and lines[0].startswith(f"cat.jpg: {expected} by") and f"--score {score}" in lines[1]
-
-
-def test_a_head_of_another_task(run, folder, weights):
+def test_the_head_and_the_score_are_those_of_the_options(run, folder, weights):
     target = TargetModel(timm.create_model(MODEL, checkpoint_path=str(weights)))
     head = torch.nn.Linear(target.embed_dim, 3)
     save_head(head, folder / "head.safetensors", target.backbone_identity(), ["red", "green", "blue"])
-    status, lines, _ = run("explain", "cat.jpg", "--head", "head.safetensors", "--class", "green", "--method", "GAE")
-    assert status == 0 and lines[0].startswith("cat.jpg: green 0.")
+    headed = TargetModel(target, folder / "head.safetensors", "sigmoid").eval()
+    expected = explainers.explain("cat.jpg", headed, method="Chance", classes="green").title
+    options = ["--head", "head.safetensors", "--class", "green", "--method", "Chance", "--score", "sigmoid"]
+    status, lines, _ = run("explain", "cat.jpg", *options)
+    assert status == 0 and lines[0].startswith(f"cat.jpg: {expected} by") and "--score sigmoid" in lines[1]
 
 
 def test_a_broken_image_stops_no_others_and_no_output_has_characters_that_turn_text(run, folder, weights):
@@ -304,16 +299,15 @@ def test_a_broken_image_stops_no_others_and_no_output_has_characters_that_turn_t
     assert wrap_title(f"{turning}red 0.83", 20, len) == ["\ufffdred 0.83"]
 
 
-@pytest.mark.parametrize("words", ["", "--similar-to cat.jpg --method DirectPaths", "--patches --method Chance,CAT"])
+@pytest.mark.parametrize("words", ["--similar-to cat.jpg --method DirectPaths", "--patches --method Chance,CAT"])
 def test_thin_photos_are_drawn_and_bad_files_end_no_folder(words, run, folder):
-    for width, height in ((5000, 1), (2, 900), (4000, 3)):
+    for width, height in ((1000, 1), (2, 900), (800, 3)):
         Image.new("RGB", (width, height), "red").save(folder / f"photos/{width}.png")
     bad = ["a.jpg", "b.npy", "c.npy"]
     (folder / "photos/a.jpg").write_bytes((folder / "cat.jpg").read_bytes()[:200])
     np.save(folder / "photos/b.npy", np.zeros((5, 8, 7), np.uint8))
     np.save(folder / "photos/c.npy", np.zeros((8, 8, 3)))
-    chosen = words.split() or ["--method", "GAE"]
-    status, lines, errors = run("explain", "photos", *chosen)
+    status, lines, errors = run("explain", "photos", *words.split())
     pictures = 10 if "," in words else 5
     assert status == 0 and len(lines) == pictures + 1 and len(written(folder / "explained")) == pictures
     assert [line.split(": ")[1] for line in errors[:3]] == bad
@@ -322,9 +316,8 @@ def test_thin_photos_are_drawn_and_bad_files_end_no_folder(words, run, folder):
 
 def test_a_bad_file_that_is_named_is_an_error(run, folder):
     (folder / "photos/a.jpg").write_bytes((folder / "cat.jpg").read_bytes()[:200])
-    for chosen in (["--method", "Chance"], ["--similar-to", "cat.jpg", "--method", "DirectPaths"]):
-        for images in (["photos/a.jpg"], ["photos", "photos/a.jpg"]):
-            assert run("explain", *images, *chosen)[0] == 1
+    assert run("explain", "photos", "photos/a.jpg", "--method", "Chance")[0] == 1
+    assert run("explain", "photos/a.jpg", "--similar-to", "cat.jpg", "--method", "DirectPaths")[0] == 1
 
 
 def test_several_methods_with_options_and_another_number_of_passes(run, folder):
@@ -383,21 +376,16 @@ BAD = {
     "explain cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),
     "explain cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
     "explain cat.jpg --similar-to photos": (1, "--similar-to: expected one image, got several"),
-    "explain cat.jpg --similar-to gone.jpg": (1, "expected an image file or a folder, got 'gone.jpg'"),
     "explain cat.jpg --similar-to cat.jpg --against gone.jpg": (1, "expected an image file or a folder"),
     "explain cat.jpg --similar-to cat.jpg --method CAM,CAT": (1, "--method CAM, CAT: expected one method for --"),
     "explain cat.jpg --against cta": (1, "--against=cta: expected one of the model's 1000 classes"),
-    "explain cat.jpg --class 3 --against 3": (1, "--against='tiger shark': expected another class"),
     "explain cat.jpg --bands a,2,3": (2, "argument --bands: expected a whole number, got a"),
     "explain cat.jpg --bands 2,1,0": (1, "--bands=2,1,0: the model has 3 channels: leave it out"),
     "explain cat.jpg --white a": (2, "argument --white: expected one number, or two, got a"),
-    "explain cat.jpg --white=1,-1": (1, "--white=1.0,-1.0: expected a value above black's, such as --white=4095 or"),
     "explain cat.jpg --class-names notes.txt": (1, "--class-names: expected a list of names of the model's 1000"),
     "explain cat.jpg --image-size 17": (1, "--image-size: expected one that test_vit can take, got 17 × 17"),
     "nearest cat.jpg photos --method GAE,CAT": (1, "--method GAE, CAT: expected one method for nearest: leave out"),
     "explain cat.jpg --method GAE,GAE": (1, "expected each of methods once, got GAE, GAE: leave out the"),
-    "benchmark cat.jpg --methods GAE,GAE": (1, "expected each of methods once, got GAE, GAE: leave out"),
-    "audit photos --masks gone": (1, "expected an image file or a folder, got 'gone': there is no such file"),
     "audit cat.jpg --method DirectPaths": (1, "cat.jpg: expected a folder of images, got a file: give its folder"),
     "benchmark cat.jpg --output photos": (1, "expected a file for the numbers, got the folder photos: name a file"),
     "explain cat.jpg --model test_resnet --weights {weights}": (1, "got others: it lacks "),
@@ -437,11 +425,8 @@ def test_serve_passes_the_options_on(run, monkeypatch):
 def test_serve_without_starlette_names_the_extra(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
     monkeypatch.delitem(sys.modules, "explainers.app.page")
-    status, _, errors = run("serve")
-    assert status == 1 and errors == [
-        "explainers: expected starlette for explainers serve, got an installation without it: pip install"
-        " 'transferable-explainers[app]'"
-    ]
+    status, _, (error,) = run("serve")
+    assert status == 1 and "pip install 'transferable-explainers[app]'" in error
 
 
 def test_list_names_explainers_methods_extras_and_what_explains_a_model(run):
@@ -474,10 +459,11 @@ DOCUMENTED = sorted(
 )
 
 
-@pytest.mark.parametrize("line", DOCUMENTED)
-def test_what_the_documentation_says_to_type_has_these_options(line):
-    words = shlex.split(line, comments=True)
-    assert words[0] in ("--help", "--version") or command.parser().parse_args(words).run
+def test_what_the_documentation_says_to_type_has_these_options():
+    assert len(DOCUMENTED) > 10
+    for line in DOCUMENTED:
+        words = shlex.split(line, comments=True)
+        assert words[0] in ("--help", "--version") or command.parser().parse_args(words).run
 
 
 @pytest.mark.slow

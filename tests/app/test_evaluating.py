@@ -11,7 +11,6 @@ from toys import SILENT
 
 import explainers
 from explainers.app import evaluating
-from explainers.errors import InputError
 from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.evaluation.measurement import Measurement
 from explainers.evaluation.probes import PROBES
@@ -135,12 +134,6 @@ def test_curves_are_those_of_the_score(score, images, grid):
     assert result.numbers["edges"]["insertion"] == pytest.approx(torch.trapezoid(preserved, dx=0.5).item(), abs=1e-4)
 
 
-def test_curves_of_classes_are_refused_for_a_value(images):
-    target = TargetModel(timm_model(num_classes=1), score="value")
-    with pytest.raises(InputError, match="^curves=log_odds needs probabilities, but score=value of vit_tiny"):
-        explainers.evaluate(target, {"edges": edges}, images[:1], curves=["log_odds"])
-
-
 def test_the_class_that_is_wanted_is_measured():
     model = timm_model(as_target=True)
     one, each = (
@@ -155,30 +148,3 @@ def test_the_default_methods_are_those_that_explain_the_model(capsys):
     result = explainers.evaluate(timm_model("test_resnet"), None, PIXELS[:2], levels=3)
     assert list(result.numbers) == ["Chance", "GradCAM(relu=False)"]
     assert "explained by GradCAM" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"explainers": "GAE"}, "^explainers= needs a list or a dictionary, such as"),
-        ({"explainers": [edges, edges]}, "^explainers= has edges twice: give a dictionary with two names$"),
-        (
-            {"explainers": [lambda images, classes: images]},
-            r"^expected heatmaps of shape \[2, 4, 4\] from <lambda>, got",
-        ),
-        ({"explainers": {"saved": np.zeros((3, 4, 4))}}, "^explainers= saved: expected .* in their order, got 3 for 2"),
-        ({"explainers": {"saved": [np.zeros((4, 4)), np.zeros((3, 3))]}}, "^expected heatmaps of one size from expl"),
-        (
-            {"explainers": {"saved": np.zeros((2, 7, 7))}},
-            r"^expected heatmaps of .* saved, got \[2, 7, 7\]: ",
-        ),
-        ({"explainers": [lambda images, classes: None]}, "^expected heatmaps of one size from <lambda>, .* NoneType$"),
-        ({"classes": [1]}, "^classes: expected one class, or one for each of 2 images, got 1"),
-        ({"removal": "blur"}, "^expected removal "),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(given, message):
-    settings = {"explainers": [edges], "images": PIXELS[:2], "levels": 3} | given
-    with pytest.raises(InputError, match=message) as error:
-        explainers.evaluate(timm_model(), **settings)
-    assert "\n" not in str(error.value)

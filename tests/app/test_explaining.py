@@ -113,8 +113,7 @@ def test_another_class_is_explained_as_if_it_had_been_asked_for(target, anyhead,
     assert isinstance(explainer, PreparedExplainer) is (not passes)  # all classes need one pass
 
 
-@pytest.mark.parametrize("resize", ["center", "border", "squash"])
-@pytest.mark.parametrize("size", [(50, 30), (30, 90), (2, 60)])
+@pytest.mark.parametrize(("resize", "size"), [("center", (50, 30)), ("border", (30, 90)), ("squash", (2, 60))])
 def test_heatmaps_at_the_pixels_of_the_photo(target, resize, size):
     session = Session(target, "Chance")
     session.transform = replace(session.transform, resize=resize)
@@ -148,10 +147,13 @@ def test_explanations_of_a_folder_keep_one_image_each_and_nothing_of_their_batch
     assert {tuple(each.shape) for each in kept} == {(3, 32, 32), (5,), (4, 4)}
 
 
-def test_the_model_and_the_image_stay_as_they_are():
-    model = timm_model().train()
+def test_the_model_and_the_image_stay_as_they_are(target, anyhead):
+    model, image = timm_model().train(), IMAGE.copy()
     before = state(model)
-    image, target = IMAGE.copy(), timm_model(as_target=True, seed=1).train()
+    ship(anyhead, catalogue.SHIPPED / "vit.tag" / "anyhead")
+    target.train().requires_grad_(True)
+    loaded = explainers.load(catalogue.SHIPPED / "vit.tag" / "anyhead", target=target)
+    assert not loaded.target.training and torch.equal(loaded(SQUARE), anyhead(SQUARE))
     for each in (model, target):
         explainers.explain(image, each, method="GAE")
         assert each.training and all(weight.requires_grad for weight in each.parameters())
@@ -184,10 +186,7 @@ def test_auto_takes_a_trained_explainer_that_is_shipped_for_the_backbone(target,
         assert explanation.method == "AnyHead"
         torch.testing.assert_close(explanation.heatmap, anyhead(explanation.image[None])[0])
     assert not capsys.readouterr().err
-    with pytest.raises(
-        InputError,
-        match=r"for which anyhead is shipped \(vit.tag\), got .* with other weights, hooks or replaced methods: train",
-    ):
+    with pytest.raises(InputError, match=r"anyhead is shipped \(vit.tag\), got .* with other weights"):
         Session(timm_model(as_target=True, seed=3), "anyhead")
 
 
@@ -289,31 +288,6 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole_but_never_over_th
     assert np.array_equal(shown[0], expected)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"classes": "class 9"}, "^classes=class 9: expected one of the model's 5 classes: did you mean class"),
-        ({"classes": [0, 1]}, r"^classes: expected one class, or one for each of 1 images, got 2: .*explanation.of\("),
-        ({"top": 0}, "^expected top above 0, got top=0$"),
-        ({"method": "GAEE"}, "^expected a method of explainers.posthoc, got GAEE: did you mean GAE"),
-        ({"method": {"RISE": {"masks": [3, 4]}}}, "^expected one method, got 2: give one value for each option$"),
-        ({"method": "runs/gone"}, "^expected the folder of a run, .* got runs/gone: there is no such folder"),
-        ({"method": "tve"}, r"^expected a backbone for which tve is shipped \(none\), got "),
-        ({"method": 3}, "^expected method auto, a name, a folder or an explainer, got 3$"),
-        ({"method": lambda images, classes: images}, r"^expected heatmaps \(B, rows, columns\) of 1 images from <l"),
-        ({"model": "vit_tinny"}, "got vit_tinny: did you mean "),
-        ({"classes": 1, "against": 1}, "^against='.*': expected another class than the explained one"),
-        ({"against": [0, 1, 2, 3, 4]}, "^against= names all 5 classes"),
-        ({"classes": 1, "against": "no such"}, "^against=no such: expected one of the model's 5 classes"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(given, message, target):
-    settings = {"images": IMAGE, "model": target, "method": "Chance"} | given
-    with pytest.raises(InputError, match=message) as error:
-        explainers.explain(**settings)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.situation(33)
 @pytest.mark.parametrize(
     "classes", [[np.int64(1), torch.tensor(2)], ["class 1", np.uint8(2)], torch.tensor([1, 2]), range(1, 3)]
@@ -329,12 +303,6 @@ def test_classes_are_named_as_they_come_out_of_a_loader(target, classes):
 def test_what_is_no_class_is_refused(target, wrong):
     with pytest.raises(InputError, match="^classes=.*: expected (0 to 4|names or indices)"):
         find_image_classes([wrong], target.num_classes * ["class"], 1)
-
-
-def test_an_explainer_of_another_model_is_refused(anyhead):
-    other = timm_model(as_target=True, seed=5)
-    with pytest.raises(InputError, match="^expected an explainer of this model, got one of .* with other weights"):
-        Session(other, anyhead)
 
 
 def test_the_session_knows_the_names_of_the_classes(target):
@@ -368,9 +336,7 @@ def test_a_number_that_is_not_finite_is_refused_with_the_name_of_the_image(targe
             lambda: explainers.compare(PIXELS, PIXELS, target, method="DirectPaths"),
             lambda: explainers.nearest(PIXELS, [PIXELS], target, method="DirectPaths"),
         ):
-            with pytest.raises(
-                InputError, match="^expected finite (similarities|embeddings) of .* for image 0, got NaN"
-            ):
+            with pytest.raises(InputError, match="finite .* for image 0"):
                 route()
 
 
@@ -405,24 +371,13 @@ def test_a_constant_heatmap_is_said(target):
     def explainer(images, classes):
         return (classes == 3)[:, None, None] * torch.rand(len(images), 4, 4)
 
-    with pytest.warns(
-        UserWarning, match="^explainer gives every patch of image 0, image 1 the same score: the heatmap"
-    ):
+    with pytest.warns(UserWarning, match="^explainer gives every patch of image 0, image 1 the same score"):
         constant, _ = explainers.explain([PIXELS, PIXELS], target, method=explainer, classes=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         constant.of(3)
     with pytest.warns(UserWarning, match="^explainer gives every patch of image 0 the same score"):
         constant.of(2)
-
-
-def test_a_loaded_explainer_leaves_the_model_as_it_is(target, anyhead):
-    folder = catalogue.SHIPPED / "vit.tag" / "anyhead"
-    ship(anyhead, folder)
-    target.train().requires_grad_(True)
-    loaded = explainers.load(folder, target=target)
-    assert target.training and all(weight.requires_grad for weight in target.parameters())
-    assert not loaded.target.training and torch.equal(loaded(SQUARE), anyhead(SQUARE))
 
 
 @pytest.mark.parametrize("others", [[4], [4, 2]])

@@ -2,10 +2,8 @@
 
 import os
 import stat
-import struct
 from contextvars import Context
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -124,67 +122,3 @@ def test_passes_within_a_batch_move_the_bar(file, monkeypatch, capsys):
 
 def test_a_strip_needs_no_memory_for_its_whole_length():
     assert square(Image.new("RGB", (100_000, 2), "red"), 64).float().mean((1, 2)).tolist() == [255, 0, 0]
-
-
-def broken(folder):
-    (folder / "broken.jpg").write_bytes(b"no image")
-    return folder / "broken.jpg"
-
-
-def phone(folder):
-    """A photo of a phone, which Pillow does not read."""
-    (folder / "photo.HEIC").write_bytes(b"....ftypheic")
-    return folder / "photo.HEIC"
-
-
-def bomb(folder):
-    """A PNG file that says that it has 20 000 × 20 000 pixels."""
-    chunks = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0), b"IDAT"
-    parts = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", crc32(chunk)) for chunk in chunks]
-    (folder / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
-    return folder / "bomb.png"
-
-
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        ("https://example.org/cat.jpg", "^expected a file, got a URL: download it first "),
-        ("", "^expected an image file or a folder, got '': there is no such file$"),
-        ("/9j/4AAQ" * 1000, "^expected an image file or a folder, got '/9j/4AAQ.{192}': there is no such file$"),
-        (phone, "^expected a kind of image that Pillow reads, got photo.HEIC: pip install pillow-heif$"),
-        (lambda folder: folder, "^expected images below .*, got none: give another folder$"),
-        (broken, r"broken.jpg: expected an image, got 8 bytes that cannot be decoded \("),
-        pytest.param(
-            *(bomb, "bomb.png: expected at most 179 megapixels, got 400: cut it into tiles, or make it smaller"),
-            marks=pytest.mark.situation(25),
-        ),
-        (
-            PIXELS / 255,
-            r"^expected uint8 pixels from 0 to 255, got float64: .* white=1 if they are from 0 to 1",
-        ),
-        (np.zeros((5, 8, 7), np.uint8), r"^expected an image of shape .*, got \[5, 8, 7\]$"),
-        (np.ones((), np.uint8), r"^expected pixels \(H, W\), .* got \[\]$"),
-        (np.zeros((1, 2, 3, 4, 5), np.uint8), r"^expected pixels \(H, W\), .* got \[1, 2, 3, 4, 5\]$"),
-        (torch.zeros(3, 8, 8, device="meta"), "^expected an image as a dense tensor of numbers, got .* on meta"),
-        (
-            torch.zeros(8, 8).to_sparse(),
-            "^expected an image as a dense tensor .*sparse_coo: convert it$",
-        ),
-        (
-            lambda _: torch.quantize_per_tensor(torch.rand(3, 8, 8), 0.1, 0, torch.quint8),
-            "^expected an image as a dense tensor",
-        ),
-        (
-            lambda _: torch.nested.nested_tensor([torch.rand(3, 8, 8)]),
-            "^expected an image as a dense tensor of numbers, got",
-        ),
-        ([], "^expected at least one image, got an empty list$"),
-        ([None], "^expected a path, a folder, a PIL image, .* got NoneType$"),
-        (Image.fromarray(PIXELS[..., 0] / np.float32(255)), "^expected 8 or 16 bits a channel, got mode F, "),
-    ],
-)
-def test_what_is_no_image_is_refused_in_one_line(images, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("explainers.app.photos.endings", lambda: {".png"})  # whether or not pillow-heif is installed
-    with pytest.raises(InputError, match=message) as error:
-        square(images(tmp_path) if callable(images) else images)
-    assert "\n" not in str(error.value)

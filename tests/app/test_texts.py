@@ -5,7 +5,6 @@ import pytest
 import torch
 from clips import clip, image_tower
 from clips import random_directions as encode
-from conftest import timm_model
 from PIL import Image
 
 import explainers
@@ -93,43 +92,8 @@ def test_a_clip_of_timm_with_its_text_tower(monkeypatch):
     assert explanation.method == "DirectPaths" and explanation.heatmap.shape == (4, 4)
 
 
-@pytest.mark.parametrize(("name", "label"), [("vit_tiny_patch16_224", "DirectPaths"), ("test_resnet", "CAM")])
-def test_auto_takes_a_method_that_explains_texts(name, label):
-    model = timm_model(name, as_target=True, num_classes=0)
-    wide = TextHead(encode, torch.randn(24, model.embed_dim))
-    explanation = explainers.explain(IMAGE, model, text="a cat", text_head=wide)
-    assert explanation.method == label and explanation.heatmap.dim() == 2
-
-
 def test_the_head_of_the_caller_stays_where_it_was(target, head):
     own = Session(target, "GAE", text_head=head)
     assert own.text_head is head
     with pytest.raises(InputError, match="^expected embeddings of width 8, for which this text head was made, got 24"):
         Session(target, "GAE", text_head=TextHead(encode, torch.randn(24, 8)))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"text": ""}, "^expected texts that are not empty, such as 'a photo of a cat', got ''$"),
-        ({"against": "a cat"}, "^against= needs other texts to compare each text with, got the same text alone$"),
-        ({"text": None, "against": "a dog", "text_head": None}, "^against=a dog: expected one of the "),
-        ({"classes": 1}, "^classes= and text= exclude each other: leave out one of them$"),
-        ({"method": "RISE"}, "^expected an explainer of any functional .* got RISE, .* take AnyHead, or a method"),
-        ({"text_head": None}, "^expected an image tower of CLIP or SigLIP for texts, got vit_tiny_patch16_224: "),
-        ({"text_head": encode}, "^expected text_head as a TextHead, got function: see explainers.text$"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(given, message, target, head):
-    settings = {"text": "a cat", "text_head": head, "method": "GAE"} | given
-    with pytest.raises(InputError, match=message) as error:
-        explainers.explain(IMAGE, target, **settings)
-    assert "\n" not in str(error.value)
-
-
-def test_further_texts_are_checked_too(target, head):
-    explanation = explainers.explain(IMAGE, target, method="GAE", text="a cat", text_head=head)
-    with pytest.raises(InputError, match="^expected texts that are not empty"):
-        explanation.of(" ")
-    with pytest.raises(InputError, match="^classes=1: expected 0 to 0, or names of classes$"):
-        explanation.of(1)

@@ -83,18 +83,10 @@ def test_imagenet_s_has_the_labels_of_imagenet_and_leaves_out_small_objects(tmp_
     assert before["label"] != after["label"] and before["truth"] != after["truth"]
 
 
-def test_wrong_masks_of_classes_are_named(tmp_path):
+def test_without_an_object_that_is_large_enough_nothing_is_left(tmp_path):
     write_ids(tmp_path, "a", regions((0, 20), (3, 20)))
-    with pytest.raises(InputError, match=r"a.png: expected ids from 0 to 2, one for each class, got 3: name all"):
-        class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y"])
-    none = pytest.raises(InputError, match="expected a class on 90 % of the sample in images .*, got none in 1: lower")
-    with none, pytest.warns(UserWarning, match="left out"):
+    with pytest.raises(InputError, match="least_area|90 %"), pytest.warns(UserWarning, match="left out"):
         class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y", "z"], least_area=0.9)
-    with pytest.raises(InputError, match="identifiers of ImageNet's 1000 classes, .*, got x, y, z; take the files"):
-        class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y", "z"], imagenet=True)
-    (tmp_path / "masks" / "a.png").write_bytes(b"no image")
-    with pytest.raises(InputError, match="a.png: expected an image, .* skip_corrupt=true"):
-        class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y", "z"])
 
 
 def write_coco(root, annotations, size=(40, 30)):
@@ -130,33 +122,6 @@ def test_a_category_may_be_named(tmp_path):
     with pytest.warns(UserWarning, match=r"left out: 1 file \(000000000007.jpg\) without instances of zebra"):
         dataset = coco_masks(write_coco(tmp_path, BOTH), ImageTransform((30, 30)), category="zebra")
     assert [dataset.path(i).name for i in range(len(dataset))] == ["000000000003.jpg"]
-    with pytest.raises(InputError, match="^expected category as one of COCO, such as elephant, zebra, got lion$"):
-        coco_masks(tmp_path, ImageTransform((30, 30)), category="lion")
-    (tmp_path / "annotations" / "captions.json").write_text('{"annotations": []}')
-    with pytest.raises(InputError, match=r"captions.json: expected COCO's .*\('categories'\)\): take an instances_"):
-        coco_masks(tmp_path, ImageTransform((30, 30)), annotations="annotations/captions.json")
-
-
-@pytest.mark.parametrize(
-    ("segmentation", "message"),
-    [
-        ({"size": [30, 40], "counts": [7]}, r"expected run lengths of 30 × 40 pixels, got 7 of \[30, 40\]"),
-        ({"size": [30, 40], "counts": [0.5, 1199.5]}, "expected run lengths of 30 × 40 pixels, got 1200.0 of"),
-        ({"size": [30, 40], "counts": [1300, -100]}, "expected run lengths of 30 × 40 pixels, got 1200 of"),
-        ({"size": [30, 40], "counts": "\u20ac"}, "expected run lengths of 30 × 40 pixels, got"),
-        ({"size": [30, 40]}, r"expected polygons or run lengths, got .*KeyError\('counts'\)"),
-        ([[0, 0, 10, 0, 10]], "expected x and y of at least 3 points in each polygon, got 5 numbers"),
-        ([[0, 0, 10, 0]], "expected x and y of at least 3 points in each polygon, got 4 numbers"),
-        ([], r"expected polygons or run lengths, got \[\]"),
-        ([[0, 0, 10, 0, 10, float("nan")]], "expected pixels of an image of 30 × 40, got .* nan"),
-        ([[0, 0, 10, 0, 10, 1e9]], "expected pixels of an image of 30 × 40, got .* 1000000000.0"),
-        ([[0, 0, 10, 0, 10, "5"]], "expected polygons or run lengths, got .*TypeError"),
-    ],
-)
-def test_a_segmentation_that_cannot_be_drawn_is_named(tmp_path, segmentation, message):
-    write_coco(tmp_path, [instance(3, 1, segmentation, 7)])
-    with pytest.raises(InputError, match=rf"instances_val2017.json: annotation 301: {message}.*; correct or re"):
-        coco_masks(tmp_path, ImageTransform((30, 30)))
 
 
 @pytest.mark.parametrize("name", ["../secret.jpg", "{elsewhere}/secret.jpg", "link.jpg", "folder/secret.jpg", "\0.jpg"])

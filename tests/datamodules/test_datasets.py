@@ -74,13 +74,12 @@ def test_a_limit_is_spread_over_the_whole_list():
     gaps = np.diff([*chosen, 1000 + chosen[0]])
     assert len(set(chosen)) == 37 and gaps.min() >= 1000 // 37 and gaps.max() <= 1000 // 37 + 1
     assert spread(5, 9) == spread(5, None) == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match="at least 1 image, got 0"):
-        spread(5, 0)
 
 
 def test_unlabelled_images_are_found_in_all_folders(tmp_path):
     write_folder(tmp_path / "a"), write_folder(tmp_path / "b" / "deep", classes=("x",))
     (tmp_path / "b" / "notes.txt").write_text("not an image")
+    (tmp_path / "a" / "cat" / "._1.png").write_bytes(b"what macOS notes of 1.png")
     dataset = unlabelled_images([str(tmp_path / "b"), str(tmp_path / "a")], SMALL)
     assert len(dataset) == 16 and set(dataset.labels.tolist()) == {-1} and dataset.classes == []
     assert dataset.path(0) == tmp_path / "b" / "deep" / "x" / "0.png"
@@ -91,15 +90,6 @@ def test_unlabelled_images_of_some_folders_can_be_left_out(tmp_path):
     roots = [str(tmp_path / "a"), str(tmp_path / "b")]
     dataset = unlabelled_images(roots, SMALL, exclude=["cat"])
     assert {dataset.path(index).parent.name for index in range(len(dataset))} == {"dog", "fox"}
-    with pytest.raises(InputError, match="names of folders with images in exclude, got owl$"):
-        unlabelled_images(roots, SMALL, exclude=["cat", "owl"])
-
-
-def test_hidden_files_are_no_images(tmp_path):
-    write_folder(tmp_path)
-    (tmp_path / "cat" / "._1.png").write_bytes(b"what macOS notes of 1.png")
-    labelled, others = image_folder(tmp_path, SMALL), unlabelled_images([str(tmp_path)], SMALL)
-    assert len(labelled) == len(others) == 12
 
 
 def test_a_split_is_a_folder_below_the_root_and_two_splits_can_share_one(tmp_path):
@@ -111,15 +101,6 @@ def test_a_split_is_a_folder_below_the_root_and_two_splits_can_share_one(tmp_pat
     val, test = (folders(halve=True).dataset(split) for split in ("val", "test"))
     paths = [{data.path(i) for i in range(len(data))} for data in (val, test)]
     assert len(val) == len(test) == 3 and not paths[0] & paths[1]
-    with pytest.raises(InputError, match="got .*/gone, which is not a folder"):
-        folders(splits={"train": "gone"}).dataset("train")
-    with pytest.raises(InputError, match="expected a data set for val, got none"):
-        ImageFolders(str(tmp_path), SMALL, {"train": "train"}).dataset("val")
-
-
-def test_one_class_is_enough_to_train_an_explainer_on(tmp_path):
-    write_folder(tmp_path, classes=("all",))
-    assert image_folder(tmp_path, SMALL).classes == ["all"]
 
 
 RAMP = np.linspace(0, 255, 256).astype(np.uint8).reshape(16, 16)
@@ -162,23 +143,7 @@ def test_an_empty_class_folder_still_is_a_class(tmp_path):
     write_folder(tmp_path), (tmp_path / "ant").mkdir(), (tmp_path / ".cache").mkdir()
     dataset = image_folder(tmp_path, SMALL)
     assert dataset.classes == ["ant", "bird", "cat", "dog"] and dataset[0]["label"] == 1
-
-
-def test_wrong_folders_and_annotations_are_named(tmp_path):
-    with pytest.raises(InputError, match="expected a folder with one subfolder per class, got .*nowhere"):
-        image_folder(tmp_path / "nowhere", SMALL)
-    with pytest.raises(InputError, match="got 0 subfolders without images"):
-        image_folder(tmp_path, SMALL)
-    with pytest.raises(InputError, match="expected images below .*, got none"):
-        unlabelled_images([str(tmp_path)], SMALL)
-    with pytest.raises(ValueError, match="expected a JSON file .*annotations.json, got .*No such file"):
-        annotated_images(tmp_path, SMALL)
-    for content in ("{", "[]", '[{"file": "a.png"}]', '[{"file": "a.png", "label": 1, "boxes_xyxy": [[1, 2]]}]', "3"):
-        (tmp_path / "annotations.json").write_text(content)
-        with pytest.raises(ValueError, match=r"annotations.json.* correct the"):
-            annotated_images(tmp_path, SMALL)
-    with pytest.raises(ValueError, match=r"\(crop_fraction\) to be above 0 and at most 1, got 1.2"):
-        ImageFiles([], [], SMALL, crop_fraction=1.2)
+    assert image_folder(write_folder(tmp_path / ".cache/one", classes=("all",)), SMALL).classes == ["all"]  # is enough
 
 
 def test_classes_can_come_from_a_file_beside_the_annotations(tmp_path):

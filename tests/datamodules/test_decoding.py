@@ -57,8 +57,9 @@ def test_whatever_the_mode_the_pixels_are_those_of_8_bits_in_3_equal_channels(tm
 GREY, OPACITY = Image.fromarray(RAMP), Image.fromarray(RAMP.T.copy())
 
 
-@pytest.mark.parametrize("file", ["0.png", "0.webp", "0.tif"])
-@pytest.mark.parametrize("mode", ["LA", "RGBA", "PA"])
+@pytest.mark.parametrize(
+    ("mode", "file"), [("LA", "0.png"), ("RGBA", "0.webp"), ("RGBA", "0.tif"), ("PA", "0.png"), ("PA", "0.tif")]
+)
 def test_what_is_behind_a_transparent_image_is_white(tmp_path, mode, file):
     stored = Image.merge("LA", [GREY, OPACITY]) if mode == "LA" else Image.merge("RGBA", [GREY] * 3 + [OPACITY])
     if mode == "PA":  # a palette whose first colour is transparent
@@ -75,30 +76,32 @@ def test_what_is_behind_a_transparent_image_is_white(tmp_path, mode, file):
     assert np.abs(got - (RAMP * opacity + 255 * (1 - opacity))[..., None]).max() <= 1
 
 
-def refuse_or_skip(path, message):
-    """Like a damaged image: an error in one line, or left out if asked, and then without the advice to do so."""
-    with pytest.raises(CorruptImage, match=f"{path}: {message}.*set skip_corrupt=true") as error:
+UNREADABLE = {
+    "empty": b"",
+    "text": b"not an image at all",
+    "truncated": None,
+    "from 0 to 1": RAMP / np.float32(255),
+    "below 0": RAMP.astype(np.int32) - 9,
+    "above 16 bits": RAMP.astype(np.int32) * 1000,
+    "12 bits in 16": (RAMP.astype(np.int64) * 4095 // 255).astype(np.uint16),  # a high byte of 0 to 15, so black
+    "1 bit in 32": RAMP.astype(np.int32) // 255,
+}
+
+
+@pytest.mark.parametrize("stored", UNREADABLE)
+def test_what_cannot_be_read_is_refused_or_left_out_if_asked_and_then_without_the_advice_to_do_so(tmp_path, stored):
+    path, content = tmp_path / "0.tif", UNREADABLE[stored]
+    Image.fromarray(content if isinstance(content, np.ndarray) else RAMP).save(path)
+    if not isinstance(content, np.ndarray):
+        path.write_bytes(path.read_bytes()[:-90] if content is None else content)
+    with pytest.raises(CorruptImage) as error:
         ImageFiles([path], [0], ImageTransform((16, 16)))[0]
-    assert "decoded" not in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{path}: ") and "skip_corrupt=true" in str(error.value)
+    assert "\n" not in str(error.value)
     files = ImageFiles([path], [0], ImageTransform((16, 16)), skip_corrupt=True)
-    with pytest.warns(UserWarning, match=f"left out: {path}: {message}") as warned:
+    with pytest.warns(UserWarning, match=f"left out: {path}: ") as warned:
         assert files[0] is None and files.corrupt.tolist() == [True]
     assert "skip_corrupt" not in str(warned[0].message)
-
-
-@pytest.mark.parametrize("pixels", [RAMP / np.float32(255), RAMP.astype(np.int32) - 9, RAMP.astype(np.int32) * 1000])
-def test_pixels_without_a_known_white_are_refused_or_left_out(tmp_path, pixels):
-    Image.fromarray(pixels).save(tmp_path / "0.tif")
-    refuse_or_skip(tmp_path / "0.tif", r"expected 8 or 16 bits a channel, got mode [IF], .*convert")
-
-
-@pytest.mark.parametrize("brightest", [1, 4095])
-@pytest.mark.parametrize("kind", [np.uint16, np.int32])
-def test_8_or_12_bits_in_a_wider_type_are_refused_or_left_out_and_not_made_black(tmp_path, kind, brightest):
-    """Their high byte is 0 to 15 of 255."""
-    path = tmp_path / "0.tif"
-    Image.fromarray((RAMP.astype(np.int64) * brightest // 255).astype(kind)).save(path)
-    refuse_or_skip(path, f".*, got values up to {brightest}.*convert it to 8 bits")
 
 
 @pytest.mark.parametrize("brightest", [0, 4096, 65535])
@@ -127,8 +130,7 @@ def save_turned(path, orientation, mode="RGB"):
     return path
 
 
-@pytest.mark.parametrize("orientation", TURNED)
-@pytest.mark.parametrize("file", ["a.png", "a.webp", "a.tif"])
+@pytest.mark.parametrize(("file", "orientation"), [*(("a.png", turn) for turn in TURNED), ("a.webp", 6), ("a.tif", 6)])
 def test_an_image_is_turned_upright_as_viewers_show_it(tmp_path, file, orientation):
     path = save_turned(tmp_path / file, orientation)
     assert np.array_equal(np.array(read_image(path))[..., 0], UPRIGHT)
@@ -161,17 +163,6 @@ def test_broken_metadata_of_a_whole_image_leaves_it_as_it_is_stored(tmp_path, ex
     noise(16, 12).save(tmp_path / "a.jpg", exif=exif)
     noise(16, 12).save(tmp_path / "b.jpg")
     assert np.array_equal(np.array(read_image(tmp_path / "a.jpg")), np.array(read_image(tmp_path / "b.jpg")))
-
-
-@pytest.mark.parametrize("content", [b"", b"not an image at all", None], ids=["empty", "text", "truncated"])
-def test_a_corrupt_image_is_named_or_left_out(tmp_path, content):
-    broken = tmp_path / "2.png"
-    noise(40, 30).save(broken)
-    broken.write_bytes(broken.read_bytes()[:900] if content is None else content)
-    with pytest.raises(CorruptImage, match=rf"{broken}: expected an image, got .* skip_corrupt=true"):
-        ImageFiles([broken], [0], ImageTransform((8, 8)))[0]
-    with pytest.warns(UserWarning, match=f"left out: {broken}"):
-        assert ImageFiles([broken], [0], ImageTransform((8, 8)), skip_corrupt=True)[0] is None
 
 
 def test_a_file_that_cannot_be_opened_is_not_a_corrupt_image(tmp_path):

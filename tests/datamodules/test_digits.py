@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from datamodules.digits import SPLITS, Digits
-from explainers.errors import InputError
 
 
 def same(first, second):
@@ -41,32 +40,44 @@ def test_no_handwritten_digit_is_in_two_splits():
     assert not handwritten["val"] & handwritten["test"]
 
 
+def blocks(sample, size):
+    """Blocks of pixels (3, rows, columns, size²), and which of them the box of the digit touches."""
+    image, truth = (sample[name].unfold(-2, size, size).unfold(-2, size, size) for name in ("image", "truth"))
+    return image.flatten(-2).float(), truth.flatten(-2).any(-1)
+
+
 def test_only_the_box_of_the_digit_differs_from_the_background():
     """Without scraps of other digits, the background is spots of one colour each."""
-    data = Digits(size=50, scraps=0)
     boxes = set()
-    for sample in (data[i] for i in range(50)):
-        rows, columns = sample["truth"].any(1).nonzero().flatten(), sample["truth"].any(0).nonzero().flatten()
-        assert len(rows) == len(columns) == 24
-        assert sample["truth"].sum() == 24 * 24
+    for sample in Digits(size=30, scraps=0):
+        rows, columns = (sample["truth"].any(side).nonzero().flatten() for side in (1, 0))
+        assert len(rows) == len(columns) == 24 and sample["truth"].sum() == 24 * 24
         boxes.add((rows[0].item(), columns[0].item()))
-        spots = sample["image"].unfold(1, 8, 8).unfold(2, 8, 8).flatten(3).float()  # (3, 8, 8, 64)
-        touched = sample["truth"].unfold(0, 8, 8).unfold(1, 8, 8).flatten(2).any(-1)
-        plain = (spots.amax(-1) == spots.amin(-1)).all(0)
-        assert plain[~touched].all()
-        inside = sample["image"][:, rows[0] : rows[0] + 24, columns[0] : columns[0] + 24].float()
-        assert inside.std((1, 2)).min() > 10
-    assert len(boxes) > 40
-    assert len({row for row, _ in boxes}) > 15
-    assert len({column for _, column in boxes}) > 15
+        spots, touched = blocks(sample, 8)
+        assert (spots.amax(-1) == spots.amin(-1)).all(0)[~touched].all()
+        assert sample["image"][:, sample["truth"]].float().std(1).min() > 10
+    assert all(len(set(places)) > 12 for places in zip(*boxes, strict=True))
 
 
 def test_scraps_of_other_digits_lie_outside_the_box_too():
-    data = Digits(size=20)
-    spots = torch.stack([data[i]["image"] for i in range(20)]).unfold(2, 8, 8).unfold(3, 8, 8).flatten(4).float()
-    uneven = (spots.amax(-1) != spots.amin(-1)).any(1)  # (20, 8, 8)
-    touched = torch.stack([data[i]["truth"] for i in range(20)]).unfold(1, 8, 8).unfold(2, 8, 8).flatten(3).any(-1)
-    assert (uneven & ~touched).flatten(1).any(1).sum() >= 15  # by chance, the digit covers them now and then
+    with_scraps = 0
+    for sample in Digits(size=20):
+        spots, touched = blocks(sample, 8)
+        with_scraps += (spots.amax(-1) != spots.amin(-1)).any(0)[~touched].any().item()
+    assert with_scraps >= 15  # by chance, the digit covers them now and then
+
+
+def test_coloured_digits_lie_on_one_colour_each_and_textures_are_uneven_everywhere():
+    coloured, textured = (Digits(size=20, domain=domain, scraps=0) for domain in ("coloured", "textured"))
+    behind = [sample["image"][:, ~sample["truth"]] for data in (coloured, textured) for sample in data]
+    assert len({each.numpy().tobytes() for each in behind}) == 40
+    for sample, outside in zip(coloured, behind, strict=False):
+        assert (outside == outside[:, :1]).all()
+        strokes = sample["image"][:, sample["truth"]].int() - outside[:, :1].int()
+        assert (strokes.abs().amax(1) > 60).all()  # they show in every channel
+    for sample in textured:
+        found, touched = blocks(sample, 16)
+        assert (found.std(-1)[:, ~touched] > 5).all()
 
 
 def test_the_label_of_every_task_follows_from_the_digit():
@@ -109,52 +120,13 @@ def test_plain_digits_are_white_on_black_and_inverted_ones_their_negative():
         assert one["image"].median() == 0 and one["image"].max() > 200
 
 
-def test_coloured_digits_lie_on_one_colour_each():
-    behind = set()
-    for sample in Digits(size=20, domain="coloured", scraps=0):
-        outside = sample["image"][:, ~sample["truth"]]
-        assert (outside == outside[:, :1]).all()
-        inside = sample["image"][:, sample["truth"]].int()
-        assert ((inside - outside[:, :1].int()).abs().amax(1) > 60).all()  # strokes show in every channel
-        behind.add(tuple(outside[:, 0].tolist()))
-    assert len(behind) == 20
-
-
-def test_textures_are_uneven_everywhere_and_of_many_kinds():
-    seen = set()
-    for sample in Digits(size=20, domain="textured", scraps=0):
-        blocks = sample["image"].unfold(1, 16, 16).unfold(2, 16, 16).flatten(3).float()
-        touched = sample["truth"].unfold(0, 16, 16).unfold(1, 16, 16).flatten(2).any(-1)
-        assert (blocks.std(-1)[:, ~touched] > 5).all()
-        seen.add(sample["image"][:, ~sample["truth"]].numpy().tobytes())
-    assert len(seen) == 20
-
-
-def test_mixed_digits_look_like_those_of_four_domains():
+@pytest.mark.parametrize("without", [None, "coloured", "inverted"])
+def test_mixed_digits_look_like_those_of_four_domains_unless_one_is_left_out(without):
     """By what lies behind them: black, white or another colour; and by the size of the box."""
     looks = set()
-    for sample in Digits(size=60, domain="mixed", scraps=0):
-        outside = sample["image"][:, ~sample["truth"]]
-        colours = [tuple(pixel) for pixel in outside.T.unique(dim=0).tolist()]
+    for sample in Digits(size=60, domain="mixed", scraps=0, without=without):
+        colours = [tuple(pixel) for pixel in sample["image"][:, ~sample["truth"]].T.unique(dim=0).tolist()]
         behind = {(0, 0, 0): "black", (255, 255, 255): "white"}.get(colours[0], "colour")
         looks.add(("many" if len(colours) > 1 else behind, sample["truth"].sum().item()))
-    assert looks == {("black", 576), ("white", 576), ("colour", 576), ("black", 256)}
-
-
-def test_mixed_digits_can_leave_out_a_domain():
-    """Without scraps, the top left corner is black, white or coloured."""
-
-    def corners(without):
-        canvases = Digits(size=80, domain="mixed", scraps=0, without=without)
-        return {tuple(canvas["image"][:, 0, 0].tolist()) for canvas in canvases}
-
-    def grey(colours):
-        return all(len(set(colour)) == 1 for colour in colours)
-
-    black, white = (0, 0, 0), (255, 255, 255)
-    assert {black, white} <= corners(None) and not grey(corners(None))
-    assert {black, white} <= corners("coloured") and grey(corners("coloured"))
-    assert white not in corners("inverted") and black in corners("inverted")
-    for domain, without in (("plain", "small"), ("mixed", "spots")):
-        with pytest.raises(InputError, match=f"without as one of plain, .*, got domain={domain} and {without}"):
-            Digits(size=1, domain=domain, without=without)
+    every = {("black", 576), ("white", 576), ("colour", 576), ("black", 256)}
+    assert looks == every - {("colour" if without == "coloured" else "white" if without else None, 576)}

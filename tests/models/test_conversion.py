@@ -6,18 +6,16 @@ import pytest
 import timm
 import torch
 from library_models import (
-    HUGGING_FACE,
     NAMES,
     SIZE,
     TORCHVISION,
-    TWO_TOWERS,
     DinoVisionTransformer,
     Original,
     converted,
+    hugging_face,
 )
 from torch import nn
 from torchvision.models import ResNet18_Weights, mobilenet_v3_small
-from torchvision.models.segmentation import FCN_ResNet50_Weights
 from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
 from transformers.models.timm_wrapper.modeling_timm_wrapper import TimmWrapperForImageClassification
 from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification
@@ -25,7 +23,6 @@ from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassific
 from explainers import posthoc
 from explainers.anyhead import AnyHead
 from explainers.anyhead.network import AnyHeadNetwork
-from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import NoHead, TextProjection
@@ -33,8 +30,12 @@ from explainers.models.mapping import Inputs
 from explainers.models.torchvision_models import find_inputs
 from explainers.posthoc.soft_masks import patch_means
 
-STAGES = ("ResNe", "ConvNeXt", "Swin", "Hiera")
-TRANSFORMERS = [name for name in NAMES if not any(kind in name for kind in STAGES)]
+# One of each kind: a head, a pooler, a projection; a class token, an average, attention pooling; stages and windows
+TRANSFORMERS = ["torchvision ViT", "torchvision ViT with two layers in its head"] + [
+    f"transformers {name}"
+    for name in ("DeiT distilled", "DINOv2 with registers", "BEiT", "CLIP with its projection", "SigLIP", "DINOv3")
+]
+KINDS = [*TRANSFORMERS, "torchvision Swin v2", "torchvision ConvNeXt", "transformers ResNet", "transformers Hiera"]
 
 
 def outputs_of(target, images):
@@ -53,7 +54,7 @@ def test_a_converted_model_gives_the_outputs_of_the_original(name, images):
     assert not isinstance(target.backbone, type(original.model)) and target.backbone.__module__.startswith("timm.")
 
 
-@pytest.mark.parametrize("name", ["torchvision ViT", "torchvision ResNet", "transformers ViT", "transformers Swin"])
+@pytest.mark.parametrize("name", ["torchvision ResNet", "transformers ViT"])
 def test_converting_leaves_the_original_as_it_was(name):
     original = Original(name)
     model = original.model.train()
@@ -70,7 +71,7 @@ def test_converting_leaves_the_original_as_it_was(name):
     assert all(part.training for part in model.modules()) and not target.training
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_an_attribution_of_the_target_is_the_gradient_of_the_original(name, images):
     original, target = converted(name)
     images = images[:2]
@@ -123,7 +124,7 @@ def test_dinov2_of_torch_hub_is_converted_alone_and_inside(kind, images, capsys)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["ViT", "DeiT distilled", "DINOv2 with registers", "CLIP", "SigLIP", "Swin"])
+@pytest.mark.parametrize("name", ["DeiT distilled", "DINOv2 with registers", "CLIP", "Swin"])
 def test_positions_are_interpolated_as_the_original_does(name):
     original, _ = converted(f"transformers {name}")
     target = as_target(original.model, image_size=48)
@@ -162,11 +163,6 @@ def test_classes_have_the_names_of_the_model():
     assert as_target(model).classes == ["cat", "dog"]
     assert as_target(model, classes=["tabby", "beagle"]).classes == ["tabby", "beagle"]
     assert converted("transformers ViT")[1].classes == []  # LABEL_0 is no name
-    with pytest.raises(
-        InputError,
-        match="^class_names: expected a list of names of .* 2 classes, got 1 .'tabby' to 'tabby'.: give one for",
-    ):
-        as_target(model, classes=["tabby"])
 
 
 def test_weights_of_torchvision_state_normalisation_size_and_classes():
@@ -176,10 +172,6 @@ def test_weights_of_torchvision_state_normalisation_size_and_classes():
     origin = "mean as given, else those of ResNet18_Weight"
     photos = "photos cropped to 224 x 224, the middle 88 % (bilinear)"
     assert str(inputs).startswith(f"mean 0.5 0.5 0.5, std 0.229 0.224 0.225, {photos} ({origin}")
-    for wrong in ("weights.pth", FCN_ResNet50_Weights.DEFAULT):
-        told = f"^expected weights of a classifier as torchvision names them.*got {wrong!r}: leave out weights"
-        with pytest.raises(InputError, match=told):
-            as_target(model, wrong)
     assert str(find_inputs(model, ResNet18_Weights.DEFAULT, (64, 64)).transform).startswith("photos cropped to 64 x 64")
 
 
@@ -187,16 +179,15 @@ def test_one_line_says_what_became_of_a_model(capsys):
     original, _ = converted("transformers CLIP")
     capsys.readouterr()  # the line of that conversion, unless an earlier test needed it
     as_target(original.model)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("CLIPVisionModel is computed in timm's architecture, with outputs that ")
-    assert lines[0].endswith("0.276, photos cropped to 32 x 32 (bicubic) (those of the usual image processor of clip)")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("CLIPVisionModel is computed in timm's architecture, with outputs that ")
+    assert "photos cropped to 32 x 32 (bicubic)" in line
 
 
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: HUGGING_FACE["BEiT"][0](), "its weights are not those of timm's beit_base_patch16_224 (size mismatch"),
+        (lambda: hugging_face("BEiT")[0], "its weights are not those of timm's beit_base_patch16_224 (size mismatch"),
         (lambda: mobilenet_v3_small(num_classes=5), "only VisionTransformer, SwinTransformer, ResNet, ConvNeXt of"),
         (lambda: resnet18_without_padding(), "the outputs of timm's resnet50 with its weights differ by 0."),
     ],
@@ -236,56 +227,3 @@ def test_a_timm_model_inside_of_transformers_is_taken_out():
     assert isinstance(target.backbone, timm.models.VisionTransformer)
     for each in (target, read):
         assert each.mean.flatten().tolist() == pytest.approx([0.1] * 3)
-
-
-@pytest.mark.parametrize(
-    ("model", "arguments", "message"),
-    [
-        (len, {}, "expected a model, or the name of a timm model, got builtin_function_or_method: give a torch"),
-        ("test_vit", {"weights": None, "mean": 127}, "expected mean of pixels from 0 to 1, 3 numbers from 0 to 1, got"),
-        ("vit", {"std": 0}, "expected std of pixels from 0 to 1, 3 numbers above 0, got 0: give, for example, std=0.5"),
-        (
-            "vit",
-            {"image_size": 40},
-            "expected image_size=32, as this VisionTransformer takes, got another: leave it out",
-        ),
-        ("timm", {"image_size": 30}, "image_size: expected one that vit_tiny_patch16_224 can take, got 30 × 30: "),
-        (
-            "resnet",
-            {"image_size": 331},
-            "image_size: expected one that test_resnet can take, got 331 × 331: it takes 330 × 330",
-        ),
-        (
-            "net",
-            {"mean": (0.1, 0.2)},
-            "expected mean of pixels from 0 to 1, 3 numbers from 0 to 1, got [0.1, 0.2]",
-        ),
-        (
-            "timm",
-            {"image_size": "48"},
-            "expected image_size in pixels, such as 224, or (224, 448) for height and width, got '48'",
-        ),
-        ("timm", {"weights": "a.pth"}, "expected weights for the name of a timm model, got a module: load its"),
-        ("clip", {}, "expected a model of images, got CLIPModel, which embeds texts too: give model.vision_model"),
-        ("CLIP", {"image_size": 48}, "expected a model of images of 48 × 48 pixels, got CLIPForImageClassification,"),
-        (
-            "target",
-            {"mean": 0.5},
-            "mean=: a TargetModel was made with its own: give the model it was made of",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(model, arguments, message, make_model, target):
-    models = {
-        "vit": TORCHVISION["ViT"],
-        "timm": make_model,
-        "resnet": lambda: make_model("test_resnet"),
-        "net": lambda: nn.Sequential(make_model(), nn.ReLU()),
-        "clip": TWO_TOWERS["CLIP"],
-        "target": lambda: target,
-        "CLIP": lambda: converted("transformers CLIP that classifies")[0].model,
-        "test_vit": lambda: timm.create_model("test_vit"),
-    }
-    with pytest.raises(InputError) as refused:
-        as_target(models[model]() if model in models else model, **arguments)
-    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)

@@ -13,7 +13,7 @@ from explainers.errors import InputError
 from explainers.models import TargetModel, as_target
 from explainers.models.fetching import create_model, load_target, pretrained_file, save_target, timm_model
 from explainers.models.heads import ProjectedHead, load_head
-from explainers.models.names import class_index, class_names, readable_names
+from explainers.models.names import class_index, class_names, read_names, readable_names
 
 NAME = "test_vit2"
 
@@ -76,37 +76,42 @@ def test_a_download_is_announced(tmp_path, monkeypatch, capsys):
 
 
 def given(tmp_path, content):
+    """A file with what is no weights of the model."""
     file = tmp_path / ("text.safetensors" if content == "text" else f"{content}.pth")
-    if content == "other":
-        torch.save(model("test_resnet").state_dict(), file)
-    elif content == "wider":
-        torch.save({name: torch.cat([each, each]) for name, each in model().state_dict().items()}, file)
-    elif content == "program":
-        torch.save(model(), file)
-    elif content == "text":
-        file.write_text("hello")
+    stored = {
+        "other": lambda: model("test_resnet").state_dict(),
+        "wider": lambda: {name: torch.cat([each, each]) for name, each in model().state_dict().items()},
+        "program": model,
+        "text": lambda: "hello",
+    }
+    torch.save(stored[content](), file) if content in stored else None
     return file
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "named"),
     [
-        ("test_vit22", "absent", "got test_vit22: did you mean test_vit2"),
+        ("test_vit22", "absent", "test_vit22: did you mean test_vit2"),
         ("test_vit2.augreg", "absent", "did you mean test_vit2.r160_in1k"),
-        (NAME, None, r"in the cache or from huggingface\.co, got no download .*: give weights=FILE"),
-        ("test_vit4", None, "timm has none to download; give weights=FILE"),
-        ("gcvit_tiny", None, r"in the cache or from github\.com, got no download"),
-        (NAME, "absent", "absent.pth: there is no such file"),
-        (NAME, "other", "got others: it lacks .*, .* more tensors; name the model"),
-        (NAME, "wider", r"got others: \w+ has the shape \[2, .*\] and not \[1"),
+        (NAME, None, "weights=FILE"),
+        ("test_vit4", None, "weights=FILE"),  # timm has none
+        ("gcvit_tiny", None, "github.com"),
+        (NAME, "absent", "absent.pth"),
+        (NAME, "other", "it lacks"),
+        (NAME, "wider", "has the shape [2, "),
         (NAME, "program", "a damaged file, or one that holds programs"),
         (NAME, "text", "a damaged file"),
+        (NAME, "https://example.org/weights.pth", "address"),
+        (NAME, "notes.md", "notes.md"),
     ],
 )
-def test_bad_input(name, content, told, tmp_path):
-    with pytest.raises(InputError, match=told) as raised:
-        timm_model(name, None if content is None else given(tmp_path, content))
-    assert "\n" not in str(raised.value)
+def test_weights_that_are_not_those_of_the_model_are_refused(name, content, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.md").touch()
+    file = content if content is None or "." in content else given(tmp_path, content)
+    with pytest.raises(InputError) as refused:
+        timm_model(name, file)
+    assert named in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.situation(19)
@@ -195,33 +200,29 @@ NAMES = (
 
 
 def test_names_of_classes_come_from_a_file(tmp_path):
-    own = model(num_classes=2)
     for content in NAMES:
         file = tmp_path / ("names.json" if content.lstrip("\ufeff")[0] in "[{" else "names.txt")
         file.write_text(content, encoding="utf-8")
-        assert as_target(own, classes=file).classes == ["cat", "red fox"], content
+        assert read_names(file) == ["cat", "red fox"], content
+    assert as_target(model(num_classes=2), classes=file).classes == ["cat", "red fox"]
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content"),
     [
-        (
-            "names.json",
-            '{"1": "cat"}',
-            r"or \{name: index\}, got .*names.json \(its indices are not 0 to 0, each once\)",
-        ),
-        ("names.json", '{"cat": 1, "dog": 1}', "its indices are not 0 to 1, each once"),
-        ("names.json", '["cat"]', r"2 classes, got 1 \('cat' to 'cat'\): give one for each logit"),
-        ("names.json", '{"cat": [1]}', "invalid literal"),
-        ("names.json", "[[1], 2]", "it holds no names"),
-        ("names.json", "3", "it holds no names"),
-        ("names.csv", "index,name\n0,cat\n1,dog", r"got 3 \('index,name' to '1,dog'\): give one .* in a line, or JSON"),
-        ("names.txt", "cat\n\nred fox\n", r"names.txt \(name 2 is blank\)"),
+        ("names.json", '{"1": "cat"}'),  # its indices are not 0 to 0
+        ("names.json", '{"cat": 1, "dog": 1}'),
+        ("names.json", '["cat"]'),
+        ("names.json", '{"cat": [1]}'),
+        ("names.json", "[[1], 2]"),
+        ("names.json", "3"),
+        ("names.csv", "index,name\n0,cat\n1,dog"),
+        ("names.txt", "cat\n\nred fox\n"),
     ],
 )
-def test_files_without_a_name_for_each_class_are_refused(file, content, told, tmp_path):
+def test_files_without_a_name_for_each_class_are_refused(file, content, tmp_path):
     (tmp_path / file).write_text(content)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match="class_names|names"):
         as_target(model(num_classes=2), classes=tmp_path / file)
 
 
@@ -231,14 +232,6 @@ def test_a_class_is_also_named_by_its_wnid(wnid, index):
     assert class_index(wnid, names) == index
     with pytest.raises(InputError, match="^classes=n01440764: expected one of .* 3 classes: name it by its index"):
         class_index("n01440764", names)
-
-
-@pytest.mark.parametrize("file", ["https://example.org/weights.pth", "CHANGELOG.md"])
-def test_addresses_and_other_files_are_refused(file, tmp_path, monkeypatch):
-    (tmp_path / "CHANGELOG.md").touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="the address|expected weights as .safetensors, .pth"):
-        timm_model(NAME, file)
 
 
 @pytest.mark.parametrize(

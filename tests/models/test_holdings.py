@@ -1,7 +1,4 @@
-"""Ways to hold a model: what is explained is what was handed in, or one line refuses it; the caller's stays as it is.
-
-PYTHONPATH=tests:tests/models:. python tests/models/test_holdings.py      # prints the table
-"""
+"""Ways to hold a model: what is handed in is explained, or refused in one line; the caller's model stays as it is."""
 
 import contextlib
 import copy
@@ -310,7 +307,7 @@ def outputs_of(model, images):
 
 
 def describe(name):
-    """The own output of a holding, the explained one, their difference of the spread, and what is said."""
+    """The largest difference of own and explained outputs, relative to the spread of the own ones, and what is said."""
     build, _, settings = (*HOLDINGS[name], {})[:3]
     torch.manual_seed(0)
     model, said = build(), io.StringIO()
@@ -323,24 +320,19 @@ def describe(name):
                 found = target(images)
         except InputError as error:
             assert "\n" not in str(error)
-            return None, None, 0.0, f"{said.getvalue()}refused: {error}"
+            return 0.0, f"{said.getvalue()}refused: {error}"
         finally:
             modules._global_forward_hooks.clear()
     if before is not None:
         assert before == (weights_hash(model), [part.training for part in model.modules()])
-    with torch.no_grad():
-        own = outputs_of(model, target.normalise(images))
-    return own, found, float((own - found).abs().max() / (own - own.mean(0)).abs().max()), said.getvalue()
-
-
-def test_there_are_40_ways_at_least():
-    assert len(HOLDINGS) >= 40
+    own = outputs_of(model, target.normalise(images))
+    return float((own - found).abs().max() / (own - own.mean(0)).abs().max()), said.getvalue()
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", HOLDINGS)
 def test_no_way_to_hold_a_model_differs_silently(name):
-    *_, difference, said = describe(name)
+    difference, said = describe(name)
     assert difference < 1e-3, said
     assert re.search(HOLDINGS[name][1] or "^(?!.*refused)", said), said
 
@@ -401,16 +393,3 @@ def test_a_target_whose_module_keeps_maps_is_copied_after_gradients():
     maps = target.backbone.model.maps
     maps["with a graph"] = 2 * next(target.parameters()).requires_grad_()
     assert copy.deepcopy(target).backbone.model.maps["with a graph"].grad_fn is None and maps["with a graph"].grad_fn
-
-
-def print_table():
-    print("| Held as | Own class | Explained class | Difference | Said |\n|---|---|---|---:|---|")
-    for name in HOLDINGS:
-        own, found, difference, said = describe(name)
-        classes = ["-" if each is None else each.argmax(1).tolist() for each in (own, found)]
-        line = " / ".join(said.strip().splitlines())[:230]
-        print(f"| {name} | {classes[0]} | {classes[1]} | {difference:.0e} | {line} |")
-
-
-if __name__ == "__main__":
-    print_table()

@@ -34,10 +34,12 @@ def test_images_that_are_not_uint8_are_refused_by_all_that_normalise(target, gri
             normalising(wrong)
 
 
-@pytest.mark.parametrize("shape", [(), (2,), (3, 1), (1, 3)])
-def test_there_is_one_class_for_each_image(shape):
-    with pytest.raises(InputError, match=re.escape(f"integers of shape [3], got int64 of shape {list(shape)}")):
-        validate_classes(torch.zeros(shape, dtype=torch.long), torch.zeros(3, 3, 8, 8), num_classes=2)
+@pytest.mark.parametrize(
+    "classes", [torch.zeros(3, 1, dtype=torch.long), torch.zeros((), dtype=torch.long), 3, [0, 1, 2]]
+)
+def test_there_is_one_class_for_each_image_in_a_tensor(classes):
+    with pytest.raises(InputError, match="one class for each of 3 images"):
+        validate_classes(classes, torch.zeros(3, 3, 8, 8), num_classes=2)
 
 
 def test_a_head_of_several_layers_has_as_many_classes_as_logits(make_model, make_target, images):
@@ -47,15 +49,8 @@ def test_a_head_of_several_layers_has_as_many_classes_as_logits(make_model, make
     assert make_target("deit_tiny_distilled_patch16_224").num_classes == 5
 
 
-def test_classes_that_are_no_tensor_are_refused_with_the_tensor_to_give(images):
-    for wrong in (3, [0, 1, 2, 3, 4]):
-        with pytest.raises(InputError, match=rf"as a tensor, got {re.escape(str(wrong))}: give torch.full\(\(5,\), "):
-            validate_classes(wrong, images, num_classes=5)
-
-
 @pytest.mark.parametrize("explainer", [posthoc.GAE, posthoc.DirectPaths, posthoc.Saliency, posthoc.DecompX])
-@pytest.mark.parametrize("shape", [(5, 23), (4, 24), (24,), (5, 2, 23)])
-def test_functionals_of_another_shape_than_the_embedding_are_refused(explainer, shape, target, grid, images):
-    told = f"expected functionals of the embedding, .* [5, 24] or [5, V, 24], got float32 of shape {list(shape)}"
-    with pytest.raises(InputError, match=re.escape(told).replace(r"\.\*", ".*")):
-        explainer(target, grid).explain(images, torch.zeros(shape))
+def test_functionals_of_another_shape_than_the_embedding_are_refused(explainer, target, grid, images):
+    for shape in [(5, 23), (4, 24), (24,), (5, 2, 23)]:
+        with pytest.raises(InputError, match=re.escape(f"got float32 of shape {list(shape)}")):
+            explainer(target, grid).explain(images, torch.zeros(shape))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from held import Net, Normalise, call
+from held import Net, Normalise, call, mlp
 from library_models import converted
 from torch import nn
 
@@ -17,10 +17,6 @@ from explainers.models.plain import PlainBackbone
 from explainers.saved.identity import weights_hash
 
 CLASSES = torch.tensor([3, 0])
-
-
-def mlp(width=24):
-    return nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Dropout(), nn.Linear(8, 5))
 
 
 class Functions(nn.Module):
@@ -37,14 +33,14 @@ class Functions(nn.Module):
 
 TIMM = {
     "a linear head": lambda vit: Net(vit(num_classes=0), call, nn.Linear(24, 5)),
-    "several layers": lambda vit: Net(vit(num_classes=0), call, mlp()),
+    "several layers": lambda vit: Net(vit(num_classes=0), call, mlp(24)),
     "a sequence": lambda vit: nn.Sequential(vit(num_classes=0), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 5)),
     "behind its own head": lambda vit: nn.Sequential(vit(num_classes=9), nn.ReLU(), nn.Linear(9, 5)),
     "functions": lambda vit: Functions(vit(num_classes=0)),
-    "class token": lambda vit: Net(vit(), lambda vit, x: vit.forward_features(x)[:, 0], mlp()),
-    "its own pooling": lambda vit: Net(vit(), lambda vit, x: vit.forward_head(vit.forward_features(x), True), mlp()),
-    "mean of patches": lambda vit: Net(vit(), lambda vit, x: vit.forward_features(x)[:, 1:].mean(1), mlp()),
-    "mean of tokens": lambda vit: Net(vit(num_classes=0, global_pool=""), lambda vit, x: vit(x).mean(1), mlp()),
+    "class token": lambda vit: Net(vit(), lambda vit, x: vit.forward_features(x)[:, 0], mlp(24)),
+    "its own pooling": lambda vit: Net(vit(), lambda vit, x: vit.forward_head(vit.forward_features(x), True), mlp(24)),
+    "mean of patches": lambda vit: Net(vit(), lambda vit, x: vit.forward_features(x)[:, 1:].mean(1), mlp(24)),
+    "mean of tokens": lambda vit: Net(vit(num_classes=0, global_pool=""), lambda vit, x: vit(x).mean(1), mlp(24)),
 }
 NORMALISED = torch.randn(3, 3, 32, 32)
 
@@ -71,12 +67,12 @@ def test_what_follows_a_vit_becomes_its_head(kind, make_model, capsys):
         torch.testing.assert_close(target.classify(target.embed(NORMALISED)), expected)
     assert {"DecompX", "GAE", "AttnLRP"} <= set(posthoc.methods_for(target, target.grid))
     others = sum(weight.numel() for weight in target.head.parameters())
-    assert others < 24 * 16  # no weights of the backbone
+    assert others < 24 * 32  # no weights of the backbone
 
 
 @pytest.mark.situation(3)
 def test_heatmaps_are_those_of_the_backbone_with_the_head_by_hand(make_model, images):
-    vit, head = make_model(num_classes=0), mlp()
+    vit, head = make_model(num_classes=0), mlp(24)
     found, by_hand = as_target(Net(vit, call, head)), TargetModel(vit, head).eval()
     assert found.identity() == by_hand.identity() and type(found.head) is nn.Sequential
     rest = as_target(nn.Sequential(vit, *head))
@@ -120,6 +116,11 @@ def test_a_backbone_alone_keeps_what_it_is(make_model, images, capsys):
     assert isinstance(alone.head, NoHead) and "inside (encoder), with no head;" in capsys.readouterr().err
     whole = as_target(Net(make_model(), call, nn.Identity()), classes=list("abcde"))
     assert whole.classes == list("abcde") and whole.identity() == TargetModel(make_model()).identity()
+
+
+def test_a_cnn_inside_takes_the_size_that_is_given(make_model):
+    target = as_target(nn.Sequential(make_model("test_resnet"), nn.ReLU(), nn.Linear(5, 3)), image_size=(64, 96))
+    assert not isinstance(target.backbone, PlainBackbone) and target.grid.size == target.transform.size == (64, 96)
 
 
 @torch.no_grad()
@@ -171,26 +172,9 @@ def test_what_is_no_function_of_the_embedding_is_said_and_explained_as_a_whole(k
     torch.testing.assert_close(target(images), net(target.normalise(images)), rtol=1e-4, atol=1e-5)
 
 
-WRONG = {
-    "probabilities": (lambda vit, x: vit(x).softmax(1), "expected logits of Net, got probabilities, which sum to 1"),
-    "a vector": (
-        lambda vit, x: vit(x)[:, 0],
-        "expected floating-point logits of shape .* got float32 of shape .3. for",
-    ),
-    "of the batch": (lambda vit, x: vit(x) - vit(x).mean(0), "expected Net to give an image the same logits .* batch"),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_what_is_no_classifier_is_refused_as_without_a_backbone(kind, make_model):
-    read, line = WRONG[kind]
-    with pytest.raises(InputError, match=line):
-        as_target(Net(make_model(), read, nn.Identity()))
-
-
 @torch.no_grad()
 def test_the_largest_backbone_that_has_a_head_is_taken(make_model, capsys):
-    net = Net(make_model(num_classes=0), call, mlp())
+    net = Net(make_model(num_classes=0), call, mlp(24))
     net.teacher = make_model(depth=3)  # larger, and not called
     target = as_target(net)
     assert "VisionTransformer of timm" not in capsys.readouterr().err and len(target.backbone.blocks) == 2

@@ -10,9 +10,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 import explainers
 from explainers import posthoc
-from explainers.errors import InputError
 from explainers.models import as_target
-from explainers.models.outputs import OutputReader
 
 STATED = {"mean": 0.5, "std": 0.5, "image_size": 32}
 IMAGES = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -93,8 +91,6 @@ def test_a_detected_box_is_explained_by_masks():
 @pytest.mark.situation(16)
 def test_a_second_input_is_fixed_by_partial():
     model, meta = Two().eval(), torch.tensor([[1.0, 2.0]])
-    with pytest.raises(InputError, match=r"'meta': fix its further inputs by name, as in as_target\(functools.partial"):
-        as_target(model, **STATED)
     target = as_target(partial(model, meta=meta), **STATED)
     with torch.no_grad():
         torch.testing.assert_close(target(IMAGES), model(target.normalise(IMAGES), meta.expand(2, -1)))
@@ -112,44 +108,6 @@ def test_what_wraps_a_module_is_taken_off_and_messages_name_the_module(capsys):
     assert (
         "DataParallel: taken off, and Segments inside is explained\nSegments stays as it is" in capsys.readouterr().err
     )
-
-
-@pytest.mark.parametrize(
-    ("model", "settings", "told"),
-    [
-        (
-            torch.export.export(nn.Conv2d(3, 4, 1), (torch.zeros(1, 3, 8, 8),)),
-            STATED,
-            "expected a model, .*, got ExportedProgram: give a torch.nn.Module, such as program.module",
-        ),
-        (7, {"target": region}, "expected a model, or the name of a timm model, got int: give"),
-        (partial(len), {}, "expected a model, or the name of a timm model, got builtin_function_or_method: give"),
-        (partial(Two(), torch.zeros(1, 2)), STATED, "expected further inputs by name, as in functools.partial"),
-        (Segments(), {"target": region, "weights": "w.pth", **STATED}, "expected weights for the name of a timm model"),
-        (Segments(), {"target": 2, **STATED}, "target= needs a function of what the module returns, got 2: give one"),
-        (Segments(), {"target": region, "mean": 0.5, "std": 0.5}, "expected mean, .* on which Segments was trained"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(model, settings, told):
-    with pytest.raises(InputError, match=f"^{told}"):
-        as_target(model, **settings)
-
-
-@pytest.mark.parametrize("read", [lambda output: output["out"], lambda output: 1.0])
-def test_a_function_that_returns_no_number_of_each_image_is_refused(read):
-    with pytest.raises(InputError, match="^target= needs a function that returns one number for each image"):
-        OutputReader(Segments(), read)(torch.zeros(2, 3, 32, 32))
-
-
-def test_a_function_that_fails_is_told_with_what_it_got():
-    told = "^target= needs a function of what Segments returns, a dict .'out'., got one that raises KeyError: 'masks': "
-    with pytest.raises(InputError, match=told):
-        as_target(Segments(), target=lambda output: output["masks"], **STATED)
-
-
-def test_a_module_without_logits_names_the_way_out():
-    with pytest.raises(InputError, match="or give target=, a function that reads one number for each image"):
-        as_target(Segments(), **STATED)
 
 
 @pytest.mark.slow

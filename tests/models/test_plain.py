@@ -1,7 +1,6 @@
 """Any module that classifies images as a target: same logits, untouched original, every method that is listed runs."""
 
 import copy
-import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
-from explainers.errors import InputError, UnsupportedModel
+from explainers.errors import UnsupportedModel
 from explainers.learned.trunk import default_blocks
 from explainers.masking import PatchGrid
 from explainers.models import as_target
@@ -201,64 +200,6 @@ def test_black_boxes_have_the_maps_of_score_cam_and_no_gradients_for_others():
         assert str(error.value).endswith(": take one of LIME, Occlusion, RISE, ScoreCAM")
 
 
-class Cast(nn.Module):
-    def forward(self, x):
-        return x.half()
-
-
-class Locked(Net):
-    def __init__(self):
-        super().__init__()
-        self.lock = threading.Lock()
-
-
-class Random(Net):
-    def forward(self, x):
-        return F.dropout(super().forward(x))
-
-
-class OfBatch(Net):
-    def forward(self, x):
-        return super().forward(x - x.mean(0))
-
-
-class NotForConstants(Net):
-    def forward(self, x):
-        return super().forward(x / x.std((1, 2, 3), keepdim=True))
-
-
-WRONG = {
-    "a list": (Net(list), r"expected logits \(B, K\) of Net, as a tensor, .* got list: wrap"),
-    "class numbers": (Net(lambda y: y.argmax(1)), r"expected floating-point logits .* got int64 of shape \[3\] for 3"),
-    "not a number": (Net(lambda y: y * torch.nan), "expected finite logits of Net, got NaN or infinity for random"),
-    "constant images": (NotForConstants(), "expected finite logits .* got NaN or infinity for the mean image"),
-    "probabilities": (Net(lambda y: y.softmax(-1)), "expected logits of Net, got probabilities, which sum to 1: leave"),
-    "a sigmoid": (Net(lambda y: y.sigmoid()), "got probabilities of a sigmoid: leave out its sigmoid and give score=s"),
-    "random": (Random(), "expected Random to give an image the same logits at every call .*F.dropout"),
-    "batches": (OfBatch(), "expected OfBatch to give an image the same logits .* in every batch, got a difference"),
-    "own casts": (
-        sequential(nn.Flatten(), Cast(), nn.Linear(768, 5)),
-        r"raises RuntimeError: .*: it has to take float32: give model.float\(\)",
-    ),
-    "channels": (nn.Sequential(nn.Conv2d(1, 3, 3), Net()), "to have 1 channels.*: give mean and std as one number for"),
-    "videos": (
-        nn.Sequential(nn.Conv3d(3, 4, 3), nn.Flatten(), nn.Linear(4, 5)),
-        "videos and volumes are not explained",
-    ),
-    "an error inside": (
-        Net(lambda y: {}[len(y)]),
-        "expected a classifier .* got Net, which raises KeyError: 1: it has",
-    ),
-    "no weights": (Net().to("meta"), "expected Net with weights, got one on the meta device: load its weights"),
-    "a lock": (Locked(), "expected a module that copy.deepcopy can copy, got Locked, which raises TypeError: cannot"),
-}
-STATED_WRONGLY = [
-    ({"image_size": 28}, r"expected a classifier of .* \(B, 3, 28, 28\), got Net, which raises Run"),
-    (dict.fromkeys(STATED), "^expected mean, .* Net was trained, got no mean and no std and no image_size: give as_t"),
-    ({"image_size": 227}, "expected an image_size that patches of 2 to 16 pixels divide, got 227 × 227"),
-]
-
-
 def few_at_once(most):
     """A net that takes batches of a few images."""
 
@@ -305,24 +246,6 @@ def test_probabilities_are_explained_as_values_if_that_is_asked_for(images):
         torch.testing.assert_close(target(images), model(target.normalise(images)))
 
 
-@pytest.mark.parametrize(
-    ("model", "settings", "message"),
-    [(model, {}, message) for model, message in WRONG.values()] + [(Net(), *each) for each in STATED_WRONGLY],
-)
-def test_what_is_no_classifier_of_such_images_is_refused(model, settings, message):
-    with pytest.raises(InputError, match=message) as error:
-        as_target(model, **STATED | settings)
-    assert "\n" not in str(error.value)
-
-
-def test_a_grid_of_images_that_the_module_does_not_take_is_refused():
-    target = as_target(Net(), **STATED)
-    with pytest.raises(InputError, match="^expected a grid of images of 32 × 32 pixels, as Net takes, got 64 × 64:"):
-        posthoc.RISE(target, PatchGrid(64, 8))
-    with pytest.raises(InputError, match="^expected a ViT for removal=drop, got Net, which cannot drop tokens: take"):
-        posthoc.Occlusion(target, target.grid, removal="drop")
-
-
 def test_networks_of_tve_and_anyhead_read_the_last_feature_map(images):
     target = as_target(lively(Net), **STATED)
     assert default_blocks(target) == [0]
@@ -331,5 +254,3 @@ def test_networks_of_tve_and_anyhead_read_the_last_feature_map(images):
         AnyHead(target, target.grid, partial(AnyHeadNetwork, blocks=[0], width=12, depth=1)),
     ):
         assert explainer.eval()(images[:2], CLASSES).shape == (2, 8, 8)
-    with pytest.raises(UnsupportedModel, match="^expected a model with feature maps, got Tokens: take a transformer"):
-        TVE(as_target(lively(Tokens), **STATED), target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1))

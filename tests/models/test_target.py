@@ -97,22 +97,13 @@ def test_a_head_from_a_file_takes_the_place_of_the_models_own(make_model, images
     torch.testing.assert_close(TargetModel(make_model(), head=head)(images), target(images))
 
 
-def test_a_head_of_another_width_is_refused_with_both_widths(make_model):
-    with pytest.raises(ValueError, match="width 24, .* takes width 25"):
-        TargetModel(make_model(), head=nn.Linear(25, 3))
-    with pytest.raises(ValueError, match="width 48, .* takes width 24"):
-        TargetModel(make_model("deit_tiny_distilled_patch16_224"), head=nn.Linear(24, 3))
-
-
 def test_a_head_of_other_weights_of_the_backbone_or_another_normalisation_is_refused(make_model, tmp_path):
-    fitted = TargetModel(make_model())
+    fitted, other = TargetModel(make_model()), make_model()
     path = save_head(nn.Linear(24, 3), tmp_path / "head.safetensors", fitted.backbone_identity(), [])
-    with pytest.raises(InputError, match=r"head.safetensors .*backbone_sha256: \w{12} → \w{12}: .*train again"):
-        TargetModel(make_model(seed=1), head=path)
-    other = make_model()
     other.pretrained_cfg["mean"] = (0.1, 0.2, 0.3)
-    with pytest.raises(InputError, match=r"normalisation.mean: \[.*\] → \[0.1, 0.2, 0.3\]"):
-        TargetModel(other, head=path)
+    for model, named in ((make_model(seed=1), "backbone_sha256"), (other, "normalisation.mean")):
+        with pytest.raises(InputError, match=named):
+            TargetModel(model, head=path)
 
 
 def test_a_head_of_another_program_is_accepted(make_model, tmp_path):
@@ -123,18 +114,12 @@ def test_a_head_of_another_program_is_accepted(make_model, tmp_path):
         TargetModel(make_model(), tmp_path / "head.safetensors", "sigmoid")
 
 
-@pytest.mark.parametrize(
-    ("known", "names", "told"),
-    [
-        ([], ["a", "b"], r"of the head's 3 classes, got 2 \(a, b\): give the head of this task"),
-        (["a", "b", "c"], ["b", "c", "d"], r"of the head's 3 classes \(a, b, c\), got 3 \(b, c, d\)"),
-    ],
-)
+@pytest.mark.parametrize(("known", "names"), [([], ["a", "b"]), (["a", "b", "c"], ["b", "c", "d"])])
 @pytest.mark.situation(32)
-def test_other_classes_than_those_of_the_head_are_refused(make_target, known, names, told):
+def test_other_classes_than_those_of_the_head_are_refused(make_target, known, names):
     target = make_target(num_classes=3)
     target.classes = known
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=f"3 classes.*{', '.join(names)}"):
         match_classes(names, target)
 
 
@@ -223,11 +208,6 @@ def test_a_model_without_a_head_embeds_and_asks_for_one_to_classify(make_model, 
     torch.testing.assert_close(fitted(images), fitted.target.head(embeddings))
 
 
-def test_an_encoder_without_a_classifier_is_refused():
-    with pytest.raises(InputError, match="^expected a classifier of timm, got Identity: convert"):
-        TargetModel(nn.Identity())
-
-
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "test_resnet"])
 def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, images, name):
     model = make_model(name, num_classes=1)
@@ -242,15 +222,6 @@ def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, 
     torch.testing.assert_close(nn.functional.cross_entropy(target(images), labels), binary)
 
 
-def test_what_a_single_logit_means_is_asked(make_model):
-    with pytest.raises(
-        InputError, match="^score= is needed for the single logit .*: sigmoid if .*, value if .* regression"
-    ):
-        TargetModel(make_model(num_classes=1))
-    for score in ("sigmoid", "value", "softmax"):
-        TargetModel(make_model(num_classes=1), score=score)
-
-
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_a_value_stays_one_output(make_model, images, name):
     model = make_model(name, num_classes=1)
@@ -260,14 +231,6 @@ def test_a_value_stays_one_output(make_model, images, name):
     assert target.num_classes == 1 and class_names(target) == ["value"] and TargetModel(target).score == "value"
     torch.testing.assert_close(target.score_images(target.normalise(images)), expected)
     assert target.identity() != TargetModel(model, score="sigmoid").identity()
-
-
-@pytest.mark.parametrize("last", [nn.Softmax(-1), nn.Sigmoid()])
-def test_a_head_that_gives_probabilities_is_refused(make_model, last):
-    head = nn.Sequential(nn.Linear(24, 4), last)
-    with pytest.raises(InputError, match="^head= gives probabilities, but logits are explained: leave out its last"):
-        TargetModel(make_model(), head)
-    TargetModel(make_model(), nn.Sequential(nn.Linear(24, 4), nn.ReLU()))
 
 
 def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make_model, images, tmp_path):
@@ -282,21 +245,6 @@ def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make
 
 
 DPN = {"small": True, "num_init_features": 8, "k_r": 8, "groups": 2, "k_sec": (1, 1, 1, 1), "inc_sec": (4, 4, 4, 4)}
-SEVERAL = {
-    "two heads": "levit_128s",
-    "a list of heads": "crossvit_9_240",
-    "a head on patches besides": "volo_d1_224",
-    "a norm before the layer": "efficientvit_m0",
-}
-
-
-@pytest.mark.parametrize("name", SEVERAL.values(), ids=SEVERAL)
-def test_a_model_whose_logits_do_not_follow_from_one_layer_is_refused(name):
-    """VOLO and EfficientViT ran before, with logits that were not the model's own."""
-    with torch.device("meta"):
-        model = timm.create_model(name, num_classes=5)
-    with pytest.raises(InputError, match=r"^expected a model with one layer from embeddings to logits, got .*Linear\("):
-        TargetModel(model)
 
 
 def test_a_convolution_of_pooled_maps_is_a_linear_head():
@@ -344,12 +292,12 @@ def test_the_grid_of_a_model_that_is_not_square(make_model, name, arguments, siz
 
 @pytest.mark.situation(12)
 def test_what_has_no_grid_of_square_patches_is_refused_with_a_way_out(make_model):
-    with pytest.raises(InputError, match=r"^expected a model of square patches, got .* with 8 × 4 pixels"):
-        repr(TargetModel(make_model(img_size=(24, 40), patch_size=(8, 4))).grid)
     model = make_model()
     model.patch_embed.img_size = 32, 44
-    with pytest.raises(InputError, match=r"got images of 32 × 44: take image_size=\(32, 40\)$"):
-        repr(TargetModel(model).grid)
+    for wrong, named in ((make_model(img_size=(24, 40), patch_size=(8, 4)), "8 × 4"), (model, "image_size=(32, 40)")):
+        with pytest.raises(InputError) as refused:
+            repr(TargetModel(wrong).grid)
+        assert named in str(refused.value)
 
 
 @pytest.mark.situation(12)
@@ -363,9 +311,7 @@ def test_a_copy_of_a_target_takes_another_size_as_timm_interpolates_its_position
     layers = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
     net = as_target(nn.Sequential(*layers), mean=0.5, std=0.5, image_size=(16, 24))
     assert net.grid.shape == (8, 12)
-    with pytest.raises(
-        InputError, match="^image_size: expected one that Sequential can take, got 32 × 32: it takes 16 × 24"
-    ):
+    with pytest.raises(InputError, match="^image_size: "):
         as_target(net, image_size=32)
 
 

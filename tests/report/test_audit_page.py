@@ -86,29 +86,24 @@ def test_the_command_is_quoted_and_all_that_the_result_depends_on_is_listed():
     assert data["measured"] == "1,200 images, 87.5% are predicted right."
 
 
-def suspicions(*pairs):
-    return audit(*(group(i, class_index=y, suspicion=s) for i, (y, s) in enumerate(pairs)), classes=[*"abcdef"])
+SENTENCES = {
+    (): "0 groups in 0 classes; no group is suspicious.",
+    ((1, 0.34), (0, 0.0)): "2 groups in 2 classes; no group is suspicious: the most is 0.34, of group 0.",
+    ((1, SUSPICIOUS),): "1 group in 1 class; 1 is suspicious: group 0 of b.",
+    (
+        (1, 0.9),
+        (0, 0.8),
+        (1, 0.7),
+        (1, 0.6),
+        (0, 0.0),
+    ): "5 groups in 2 classes; 4 are suspicious: groups 0, 2 and 3 of b; group 1 of a.",
+    tuple((y, 0.9) for y in range(6)): "6 groups in 6 classes; 6 are suspicious: group 0 of a; group 1 of b;"
+    " group 2 of c; group 3 of d; and those of 2 more classes.",
+}
+"""Class and suspicion of each group → what is said."""
 
 
-@pytest.mark.parametrize(
-    ("found", "sentence"),
-    [
-        (
-            suspicions((1, 0.34), (0, 0.0)),
-            "2 groups in 2 classes; no group is suspicious: the most is 0.34, of group 0.",
-        ),
-        (suspicions(), "0 groups in 0 classes; no group is suspicious."),
-        (suspicions((1, SUSPICIOUS)), "1 group in 1 class; 1 is suspicious: group 0 of b."),
-        (
-            suspicions((1, 0.9), (0, 0.8), (1, 0.7), (1, 0.6), (0, 0.0)),
-            "5 groups in 2 classes; 4 are suspicious: groups 0, 2 and 3 of b; group 1 of a.",
-        ),
-        (
-            suspicions(*((y, 0.9) for y in range(6))),
-            "6 groups in 6 classes; 6 are suspicious: group 0 of a; group 1 of b; group 2 of c; group 3 of d; "
-            "and those of 2 more classes.",
-        ),
-    ],
-)
-def test_the_sentence_names_the_suspicious_groups(found, sentence):
-    assert summarise_audit(found) == sentence
+@pytest.mark.parametrize("pairs", SENTENCES, ids=len)
+def test_the_sentence_names_the_suspicious_groups(pairs):
+    groups = [group(i, class_index=y, suspicion=suspicion) for i, (y, suspicion) in enumerate(pairs)]
+    assert summarise_audit(audit(*groups, classes=[*"abcdef"])) == SENTENCES[pairs]

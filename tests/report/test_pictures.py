@@ -130,16 +130,9 @@ def test_chosen_classes_are_explained_for_every_image_and_drawn_side_by_side(tmp
         assert drawn.height > drawn.width  # four rows of three columns
 
 
-@pytest.mark.parametrize(
-    ("classes", "message"),
-    [
-        (["zebre"], "classes=zebre: expected one of the model's 3 classes: did you mean zebra\\?$"),
-        (["zebra", 1], "pictures.classes.*zebra"),
-        ([], "as one or more classes, got none$"),
-    ],
-)
-def test_classes_that_do_not_exist_or_are_named_twice_are_refused(classes, message):
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize(("classes", "named"), [(["zebre"], "zebre"), (["zebra", 1], "zebra"), ([], "none")])
+def test_classes_that_do_not_exist_or_are_named_twice_are_refused(classes, named):
+    with pytest.raises(InputError, match=named):
         class_indices(classes, ["African elephant", "zebra", "tench"])
 
 

@@ -21,6 +21,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert list(path.parent.iterdir()) == []
     with atomic(path) as unfinished:
         unfinished.write_text("whole")
+        unfinished.chmod(0o600)  # as safetensors writes files
         assert unfinished.suffix == ".png" and not path.exists()
     assert path.read_text() == "whole" and list(path.parent.iterdir()) == [path]
     assert path.stat().st_mode & 0o777 == 0o666 & ~files.UMASK

@@ -23,7 +23,7 @@ from explainers.learned.network_explainer import NOT_IDENTITY
 from explainers.learned.sources import Features, Pixels, Source
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.saved.identity import WITHOUT_EFFECT, architecture_hash, recipe, weights_hash
+from explainers.saved.identity import WITHOUT_EFFECT, architecture_hash, find_changes, recipe, weights_hash
 from explainers.shapley import Shapley, ShapleyLabels, ShapleyLoss
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.tve import TVE, Oracle, TVELoss
@@ -50,7 +50,7 @@ def arguments(kind):
         ("vit_tiny_patch16_224", {"global_pool": "avg", "fc_norm": False}),
         ("test_resnet", {"output_stride": 16}),
         ("test_resnet", {"act_layer": "silu"}),
-        ("resnet10t", {"global_pool": "max"}),
+        ("test_resnet", {"global_pool": "max"}),
     ],
     ids=str,
 )
@@ -91,6 +91,20 @@ def test_every_way_to_write_weights_changes_their_hash(write):
     before = weights_hash(layer)
     write(layer.weight)
     assert weights_hash(layer) != before
+
+
+def test_weights_of_other_names_have_another_hash():
+    layer = nn.Linear(3, 3)
+    hashes = {weights_hash(nn.ModuleDict({name: layer})) for name in ("first", "second", "first")}
+    assert len(hashes) == 2
+
+
+def test_what_a_caller_adds_to_a_model_is_part_of_its_identity_and_what_a_library_adds_is_not(make_model):
+    before, model = architecture_hash(make_model()), make_model()
+    model.blocks[0].register_forward_hook(Features.__call__)
+    assert find_changes(model) == [] and architecture_hash(model) == before
+    model.blocks[1].forward = lambda tokens, *_, **__: tokens
+    assert find_changes(model) == ["blocks.1"] and architecture_hash(model) != before
 
 
 # Of sources
@@ -163,19 +177,16 @@ def test_the_key_of_a_source_changes_with_every_argument_but_those_without_effec
         assert kind(**models, **given, **{name: 3}).key() == key, name
 
 
-def test_rows_that_a_head_computes_depend_on_it_and_those_of_the_backbone_do_not(make_target):
+def test_rows_that_a_head_computes_depend_on_it_and_those_that_read_labels_on_them(make_target):
     target, other = make_target(), make_target()
     other.head = nn.Linear(24, 5)
     for kind, (given, _) in SOURCES.items():
         if kind is not Pixels:
             same = kind(target, **given).key() == kind(other, **given).key()
             assert same == (kind in (Features, TVELoss, CoalitionTeacher)), kind
-
-
-def test_labels_count_for_those_who_read_them(target):
+            assert kind(target, **given).entries[:1] == ("image",), kind
     entries = {classes: ShapleyLabels(target, GRID, 4, classes=classes).entries for classes in ("label", "predicted")}
     assert entries == {"label": ("image", "label"), "predicted": ("image",)}
-    assert Features(target).entries == Pixels().entries == TVELoss(target, GRID).entries == ("image",)
 
 
 # Of networks and learned explainers

@@ -17,11 +17,11 @@ from explainers.share.views import NormalisedModel
 from explainers.tve import TVE
 
 
-@pytest.fixture(params=["learned", "post-hoc"])
-def explainer(request, target, grid):
+@pytest.fixture
+def explainer(target, grid):
     tve = TVE(target, grid, LIGHT).eval()
     wake(tve.network)
-    return tve if request.param == "learned" else GAE(target, grid)
+    return tve
 
 
 def spread(heatmaps, channels):
@@ -42,7 +42,9 @@ def test_every_pixel_of_an_image_survives_the_way_to_the_model_and_back(make_tar
     assert to_uint8(torch.full((1, 3, 1, 1), 9.0), target).tolist() == [[[[255]], [[255]], [[255]]]]
 
 
-def test_captum_gets_the_heatmap_divided_among_pixels_and_channels(explainer, target, images):
+@pytest.mark.parametrize("kind", ["learned", "post-hoc"])
+def test_captum_gets_the_heatmap_divided_among_pixels_and_channels(explainer, target, grid, images, kind):
+    explainer = explainer if kind == "learned" else GAE(target, grid)
     attribution, inputs, classes = CaptumAttribution(explainer), target.normalise(images), torch.tensor([4, 0, 2, 1, 1])
     heatmaps = explainer(images, classes)
     found = attribution.attribute(inputs, classes)
@@ -98,21 +100,14 @@ def test_integrated_gradients_of_captum_on_the_view_are_ours(target, grid, image
     torch.testing.assert_close(ours, patches, rtol=1e-3, atol=1e-4 * ours.abs().max().item())
 
 
-CAMS = {
-    "GradCAM": "GradCAM",
-    "HiResCAM": "HiResCAM",
-    "LayerCAM": "LayerCAM",
-    "ElementWiseCAM": "GradCAMElementWise",
-    "XGradCAM": "XGradCAM",
-}
+CAMS = {"ElementWiseCAM": "GradCAMElementWise"}
+CAMS |= {name: name for name in ("GradCAM", "HiResCAM", "LayerCAM", "XGradCAM")}
 WITHOUT_RELU = {"HiResCAM", "XGradCAM"}  # in their papers; pytorch-grad-cam has a ReLU everywhere
 
 
 def peer(name):
     """A class of pytorch-grad-cam."""
-    return getattr(
-        pytest.importorskip("pytorch_grad_cam", reason="pytorch-grad-cam is not installed: make peers"), name
-    )
+    return getattr(pytest.importorskip("pytorch_grad_cam", reason="pytorch-grad-cam is missing: make peers"), name)
 
 
 def assert_same_up_to_scale(ours, theirs):

@@ -40,12 +40,19 @@ def run(trained, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def shipped(trained, run, tmp_path, monkeypatch):
-    """The folder of the explainer, as if it were shipped for ViT-Tiny."""
-    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path)
+@pytest.fixture(scope="module")
+def home(trained, run, tmp_path_factory):
+    """A folder with the explainer, as if it were shipped for ViT-Tiny."""
+    home = tmp_path_factory.mktemp("shipped")
     command = "python train.py experiment=anyhead target=vit_tiny"
-    return ship(run, tmp_path / NAME / "anyhead", "photos (CC0)", command, MEASURED, trained.target)
+    ship(run, home / NAME / "anyhead", "photos (CC0)", command, MEASURED, trained.target)
+    return home
+
+
+@pytest.fixture
+def shipped(home, monkeypatch):
+    monkeypatch.setattr(catalogue, "SHIPPED", home)
+    return home / NAME / "anyhead"
 
 
 def test_a_shipped_folder_has_16_bits_and_no_path_of_the_machine(shipped, run):
@@ -110,17 +117,13 @@ def test_nothing_is_available_from_an_empty_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"command": "python train.py data.root=/home/me"}, "^expected no path of this machine .*data.root=/home/me"),
-        ({"images": "~/photos"}, "^expected no path of this machine in what is shipped, got images"),
-        ({"measured": {"Fidelity": 0.5}}, "^expected measured.'Fidelity'. as numbers, .*, got 0.5"),
-    ],
+    ("setting", "value"),
+    [("command", "python train.py data.root=/home/me"), ("images", "~/photos"), ("measured", {"Fidelity": 0.5})],
 )
-def test_what_may_not_be_shipped_is_refused_in_one_line(changed, message, run, trained, tmp_path):
+def test_what_may_not_be_shipped_is_refused(setting, value, run, trained, tmp_path):
     given = {"images": "photos", "command": "python train.py", "measured": MEASURED, "target": trained.target}
-    with pytest.raises(InputError, match=message):
-        ship(run, tmp_path / NAME / "anyhead", **(given | changed))
+    with pytest.raises(InputError, match=setting):
+        ship(run, tmp_path / NAME / "anyhead", **given | {setting: value})
     assert not (tmp_path / NAME).exists()
 
 

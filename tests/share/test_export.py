@@ -11,7 +11,6 @@ from conftest import timm_model, wake
 from toys import LIGHT, VECTORS
 
 from explainers.anyhead import AnyHead
-from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.tve import TVE
 
@@ -19,34 +18,22 @@ IMAGES = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torc
 CLASSES = torch.tensor([4, 0, 2])
 
 
-def lively(kind, network):
-    target = TargetModel(timm_model(depth=1)).eval()
-    explainer = kind(target, PatchGrid(32, 8), partial(network, blocks=[0])).eval().requires_grad_(False)
+@pytest.mark.slow
+def test_graphs_of_predictions_and_of_given_classes_serve_any_number_of_images():
+    """The first is that of the library page, before its last line, which writes ONNX as the next example does."""
+    target, batch = TargetModel(timm_model(depth=1)).eval(), {0: torch.export.Dim("batch")}
+    explainer = TVE(target, target.grid, partial(LIGHT, blocks=[0])).eval().requires_grad_(False)
     wake(explainer.network)
-    return explainer
-
-
-@pytest.mark.slow
-def test_the_graph_of_an_explainer_with_paths_serves_any_number_of_images():
-    explainer, batch = lively(AnyHead, partial(VECTORS, direct=[0], paths="direct")), {0: torch.export.Dim("batch")}
-    graph = torch.export.export(explainer, (IMAGES, CLASSES), dynamic_shapes=(batch, batch)).module()
-    for count in (1, 3):
-        classes = CLASSES.flip(0)[:count]
-        torch.testing.assert_close(graph(IMAGES[:count], classes), explainer(IMAGES[:count], classes))
-
-
-@pytest.mark.slow
-def test_the_graph_of_the_library_page_explains_predictions_as_the_explainer_does():
-    """Before its last line, which writes ONNX: the next example of the page has the same one, and runs it."""
-    explainer = lively(TVE, LIGHT)
     *_, example, other = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
     *lines, last = example.splitlines()
     assert last.replace("explainer.onnx", "functionals.onnx") == other.splitlines()[-1]
     names = {"torch": torch, "explainer": explainer, "images": IMAGES}
     exec("\n".join(lines), names)
+    of_classes = torch.export.export(explainer, (IMAGES, CLASSES), dynamic_shapes=(batch, batch)).module()
     for count in (1, 3):
-        images = IMAGES[:count].flip(-1)
+        images, classes = IMAGES[:count].flip(-1), CLASSES.flip(0)[:count]
         torch.testing.assert_close(names["program"].module()(images), explainer(images))
+        torch.testing.assert_close(of_classes(images, classes), explainer(images, classes))
 
 
 @pytest.mark.slow
