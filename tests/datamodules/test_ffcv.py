@@ -15,6 +15,8 @@ from datamodules.folders import image_folder
 from datamodules.images import Images
 from explainers.images.transform import ImageTransform
 
+pytest_plugins = ("written_beton",)
+
 pytestmark = [
     # not importorskip: its import compiles for five seconds, also where none of these tests runs
     pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed: make ffcv"),

@@ -26,6 +26,8 @@ from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage
 from explainers.models import TargetModel
 
+pytest_plugins = ("written_beton",)
+
 pytestmark = test_ffcv.pytestmark
 
 

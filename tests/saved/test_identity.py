@@ -27,7 +27,7 @@ from explainers.saved.identity import WITHOUT_EFFECT, architecture_hash, find_ch
 from explainers.shapley import Shapley, ShapleyLabels, ShapleyLoss
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.tve import TVE, Oracle, TVELoss
-from explainers.vectors.explainability_vector import MethodLabels
+from explainers.vectors.method_labels import MethodLabels
 
 GRID = PatchGrid(image_size=32, patch_size=8)
 OTHER_GRID = PatchGrid(image_size=32, patch_size=16, differs=True)
