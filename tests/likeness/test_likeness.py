@@ -116,6 +116,7 @@ def test_the_strongest_pairs_are_the_largest_products_of_patches_that_are_not_ta
             assert tuple(pair) == max(left, key=left.get)
             left = {(z, w): value for (z, w), value in left.items() if z != pair[0] and w != pair[1]}
     assert alike.strongest(100).shape == (2, 16, 2)
+    assert torch.equal(alike.take_row(1).strongest(5), alike.strongest(5)[1:])
     pairs = torch.zeros(1, 9, 9)  # on 3 × 3 patches, a middle patch is near all others
     pairs[0, 4, 4], pairs[0, 0, 8] = 2, 1
     alike = Likeness(torch.ones(1), pairs, torch.zeros(1, 2), (3, 3))
