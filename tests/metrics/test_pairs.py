@@ -63,6 +63,7 @@ def test_without_two_shared_images_there_is_no_difference():
     for values in (found.mean, found.error, found.half_width, found.p, found.corrected):
         assert values[0, 1].isnan() and values[2, 1].isnan()
     assert found.mean[2, 0] == 1.5 and found.corrected[2, 0] == found.p[2, 0]  # the only pair
+    assert paired_differences(torch.randn(5, 1).double().expand(5, 2)).p[0, 1] == 1  # equal explainers
 
 
 @pytest.mark.parametrize("p", [[0.01, 0.04, 0.03, 0.005], []])
