@@ -238,10 +238,8 @@ def check_passes(explainer, count, images):
         assert made == announced and count.images - len(images) * made in (0, 1)  # a blank image for the batch
 
 
-WRONG_GRIDS = [
-    (PatchGrid((24, 40), 4), "of patches of 8 pixels, as vit_tiny_patch16_224 has, got 4: set grid.patch_size=8, or"),
-    (PatchGrid((40, 24), 8), "of images of 24 × 40 pixels, as vit_tiny_patch16_224 takes, got 40 × 24: set grid.i"),
-]
+WRONG_GRIDS = [PatchGrid((24, 40), 4), PatchGrid((40, 24), 8)]
+"""Of other patches, and of other images."""
 
 
 @pytest.mark.situation(36)
@@ -253,8 +251,8 @@ def test_an_explainer_keeps_its_promises(case, request, target, grid, images):
     """Shape, passes, classes, signs, a model as it was; and of an image alone, on another device, the same."""
     build = builder(case, request)
     if case[0] is not posthoc.Chance:
-        for wrong, told in WRONG_GRIDS[: 1 + (case in REPRESENTATIVES)]:
-            with pytest.raises(InputError, match=f"^expected a grid {told}"):
+        for wrong in WRONG_GRIDS[: 1 + (case in REPRESENTATIVES)]:
+            with pytest.raises(InputError, match="grid"):
                 build(target, wrong)
     explainer = lively(build(target, grid))
     before, given, classes = condition(target, explainer), images.clone(), CLASSES.clone()
@@ -305,14 +303,11 @@ def test_images_of_another_size_or_type_and_an_empty_batch_are_refused_by_every_
         "heads": lambda images: [target.classify],
     }
     for name, others in image_methods(explainer).items():
-        for wrong, told in (
-            (images.mT, r"^the grid cuts 24 × 40 images; got \(40, 24\)$"),
-            (images[:0], r"^expected at least one image, got an empty batch of shape \[0, 3, 24, 40\]"),
-        ):
-            with pytest.raises(InputError, match=told):
+        for wrong in (images.mT, images[:0]):
+            with pytest.raises(InputError, match="images|empty"):
                 getattr(explainer, name)(wrong, *(given[other](wrong) for other in others))
     if not isinstance(explainer, posthoc.Chance):  # reads no pixels as numbers
-        with pytest.raises(InputError, match="^expected uint8 images, which every model normalises itself, got float"):
+        with pytest.raises(InputError, match="uint8"):
             explainer(images / 255, CLASSES)
 
 
@@ -350,11 +345,9 @@ def test_classes_that_the_model_does_not_have_are_refused_or_not_read(explainer,
         assert explainer.ignores_classes
         assert torch.equal(explainer(images, CLASSES + 1000), explainer(images, CLASSES))
         return
-    for wrong, got in ((-1, "-1 to 3"), (5, "0 to 5")):
-        with pytest.raises(InputError, match=f"^expected classes of the explained model, from 0 to 4, got {got}$"):
-            explainer(images, CLASSES.index_fill(0, torch.tensor([2]), wrong))
-    for wrong, got in ((CLASSES[:2], r"int64 of shape \[2\]"), (CLASSES.float(), r"float32 of shape \[3\]")):
-        with pytest.raises(InputError, match=rf"^expected one class for each of 3 images, .* got {got}$"):
+    negative, high = (CLASSES.index_fill(0, torch.tensor([2]), wrong) for wrong in (-1, 5))
+    for wrong in (negative, high, CLASSES[:2], CLASSES.float()):
+        with pytest.raises(InputError, match="class"):
             explainer(images, wrong)
 
 
@@ -371,10 +364,18 @@ def test_a_method_depends_on_the_weights_of_the_model_and_hardly_on_bfloat16(exp
     assert not torch.allclose(explainer(images, CLASSES), before, rtol=0.01, atol=1e-4)
 
 
-@of(FUNCTIONAL_CASES)
-def test_a_class_is_the_functional_in_its_row_of_the_head(explainer, images):
-    heatmaps = explainer.explain(images, explainer.target.head.weight[CLASSES].detach())
+OWN_WAYS = {(getattr(posthoc, name), "") for name in ("TAM", "LeGrad", "TransformerAttribution", "GradSAM", "FullGrad")}
+"""Methods that go through the model in a way of their own."""
+
+
+@of(FUNCTIONAL_CASES, REPRESENTATIVES | OWN_WAYS)
+def test_a_class_is_the_functional_in_its_row_of_the_head_alone_and_among_others(explainer, images):
+    rows = explainer.target.head.weight[CLASSES].detach()
+    heatmaps = explainer.explain(images, rows)
     torch.testing.assert_close(heatmaps, explainer(images, CLASSES), rtol=1e-4, atol=1e-5)
+    together = explainer.explain(images, torch.stack([-rows, rows.roll(1, 1), rows], 1))
+    size = heatmaps.abs().max().item()
+    torch.testing.assert_close(together[:, 2], heatmaps, rtol=1e-3, atol=1e-4 * size)
 
 
 PREPARED_CASES = [case for case in CASES if hasattr(case[0], "prepare")]

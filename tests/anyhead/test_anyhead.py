@@ -7,13 +7,10 @@ import pytest
 import references_anyhead as slow
 import torch
 from torch import nn
-from toys import VECTORS, batch_of, equal, fit, state, step, training
+from toys import VECTORS, batch_of, fit, step, training
 
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher, anyhead
-from explainers.errors import InputError
 from explainers.learned.sources import complete
-from explainers.models.functionals import class_rows
-from explainers.models.heads import DistilledHead
 from explainers.transformer.path_flow import sum_paths
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
@@ -21,7 +18,7 @@ from explainers.vectors.projections import simplex
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 
 TEACHERS = {"propagation": PropagationTeacher, "coalitions": partial(CoalitionTeacher, pairs=3)}
-TEMPERATURES = [None, 1.0, 2.0, math.inf]
+TEMPERATURES = [None, 2.0, math.inf]
 
 
 @pytest.fixture(params=TEACHERS)
@@ -56,20 +53,46 @@ def slow_heatmap(head, embedding, vectors, label, temperature):
     return slow.heatmap(functional, vectors, 4)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_heatmap_is_the_product_of_vectors_and_the_derivative_of_the_score(target, grid, images, temperature):
+HEADS = {
+    "linear": lambda: nn.Linear(24, 5),
+    "network": lambda: nn.Sequential(nn.Linear(24, 7), nn.Tanh(), nn.Linear(7, 5)),
+    "cosine": lambda: FixedHead(simplex(5, 8), torch.randn(8, 24), scale=9.0),
+}
+
+
+def linear_at(head, embedding):
+    """The linear head with the same logits and the same derivative at an embedding; of a cosine at constant length."""
+    if isinstance(head, FixedHead):
+        matrices = [part.tolist() for part in (head.weight, head.projection)]
+        rows = torch.tensor(slow.cosine_rows(*matrices, embedding.tolist(), scale=9.0))
+    else:
+        rows = torch.autograd.functional.jacobian(head, embedding)
+    tangent = nn.Linear(24, 5)
+    tangent.load_state_dict({"weight": rows, "bias": head(embedding).detach() - rows @ embedding})
+    return tangent
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [*(("linear", each) for each in TEMPERATURES), ("network", 2.0), ("network", math.inf), ("cosine", 2.0)],
+)
+def test_a_heatmap_is_the_product_of_vectors_and_the_derivative_of_the_score(target, grid, images, kind, temperature):
+    target.head = HEADS[kind]()
     vectors, explainer = known(target, grid, temperature=temperature)
-    embeddings = target.embed(target.normalise(images))
-    every, classes, predicted = explainer.all_classes(images), torch.tensor([3, 0, 4, 1, 1]), target(images).argmax(1)
-    assert every.shape == (5, 5, 4, 4)
-    for i in range(5):
+    embeddings, predicted = target.embed(target.normalise(images)).detach(), target(images).argmax(1)
+    every, classes = explainer.all_classes(images), torch.tensor([3, 0, 4, 1, 1])
+    assert every.shape == (5, 5, 4, 4) and not torch.equal(predicted, classes)
+    for i, embedding in enumerate(embeddings):
+        tangent = linear_at(target.head, embedding)
         for label in range(5):
-            expected = slow_heatmap(target.head, embeddings[i], vectors[i], label, temperature)
-            torch.testing.assert_close(every[i, label], expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(explainer(images, classes), every[torch.arange(5), classes])
-    assert not torch.equal(predicted, classes)
-    torch.testing.assert_close(explainer(images), every[torch.arange(5), predicted])
+            expected = slow_heatmap(tangent, embedding, vectors[i], label, temperature)
+            torch.testing.assert_close(every[i, label], expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(explainer(images, classes), every[torch.arange(5), classes], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(explainer(images), every[torch.arange(5), predicted], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(explainer.prepare(images)(classes), explainer(images, classes))
+    with torch.inference_mode():
+        tasks = explainer.explain_tasks(images, [nn.Linear(24, 7), target.head])
+        torch.testing.assert_close(tasks[:, 1], explainer(images))
 
 
 @torch.no_grad()
@@ -83,13 +106,11 @@ def test_any_functional_is_explained_alone_and_with_others(target, grid, images)
             expected = slow.heatmap(functionals[i, j].tolist(), vectors[i], 4)
             torch.testing.assert_close(together[i, j], expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(explainer.explain(images, functionals[:, 1]), together[:, 1])
-    with pytest.raises(InputError, match=r"\[5, 24\] or \[5, V, 24\]"):  # not two functionals of each image
-        explainer.explain(images, torch.randn(10, 24))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_many_tasks_are_explained_by_the_class_that_each_predicts(target, grid, images, temperature):
+def test_many_tasks_are_explained_by_the_class_that_each_predicts(target, grid, images):
+    temperature = 2.0
     vectors, explainer = known(target, grid, temperature=temperature)
     heads, embeddings = [nn.Linear(24, k) for k in (2, 5, 7)], target.embed(target.normalise(images))
     for head in heads:
@@ -105,71 +126,6 @@ def test_many_tasks_are_explained_by_the_class_that_each_predicts(target, grid, 
 
 
 @torch.no_grad()
-def test_heads_of_several_layers_are_explained_like_one(make_target, grid, images):
-    target = make_target("deit_tiny_distilled_patch16_224")
-    assert isinstance(target.head, DistilledHead)
-    vectors, explainer = known(target, grid, temperature=1.0)
-    together = nn.Linear(48, 5)
-    together.weight.copy_(class_rows(target.head, 48, images))
-    together.bias.copy_((target.head.head.bias + target.head.head_dist.bias) / 2)
-    embeddings = target.embed(target.normalise(images))
-    torch.testing.assert_close(together(embeddings), target(images))
-    expected = slow_heatmap(together, embeddings[2], vectors[2], 3, 1.0)
-    torch.testing.assert_close(explainer.all_classes(images)[2, 3], expected, rtol=1e-4, atol=1e-4)
-    first, second = nn.Linear(48, 7), nn.Linear(7, 3)
-    product = nn.Linear(48, 3)
-    product.weight.copy_(second.weight @ first.weight)
-    product.bias.copy_(second(first.bias))
-    found = explainer.explain_tasks(images, [nn.Sequential(first, second), product])
-    torch.testing.assert_close(found[:, 0], found[:, 1], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_head_that_is_not_linear_is_explained_by_the_gradient_at_the_embedding(target, grid, images, temperature):
-    vectors, explainer = known(target, grid, temperature=temperature)
-    target.head = nonlinear = nn.Sequential(nn.Linear(24, 7), nn.Tanh(), nn.Linear(7, 5))
-    every, classes = explainer.all_classes(images), torch.tensor([3, 0, 4, 1, 1])
-    embeddings = target.embed(target.normalise(images)).detach()
-    for i, embedding in enumerate(embeddings):
-        tangent = nn.Linear(24, 5)  # the linear head with the same logits and derivative there
-        rows = torch.autograd.functional.jacobian(nonlinear, embedding)
-        tangent.load_state_dict({"weight": rows, "bias": nonlinear(embedding).detach() - rows @ embedding})
-        for label in range(5):
-            expected = slow_heatmap(tangent, embedding, vectors[i], label, temperature)
-            torch.testing.assert_close(every[i, label], expected, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(explainer(images, classes), every[torch.arange(5), classes], rtol=1e-4, atol=1e-5)
-    with torch.inference_mode():
-        torch.testing.assert_close(explainer.explain_tasks(images, [nonlinear])[:, 0], explainer(images))
-
-
-@torch.no_grad()
-def test_classes_of_a_cosine_head_are_explained_as_those_of_the_linear_head_at_the_image(target, grid, images):
-    """A head with the rows of each image, which the length of its embedding scales, has the same logits."""
-    cosine = FixedHead(simplex(5, 8), torch.randn(8, 24), scale=9.0)
-    target.head = cosine
-    vectors, explainer = known(target, grid, temperature=2.0)
-    embeddings, predicted = target.embed(target.normalise(images)), target(images).argmax(1)
-    every, classes = explainer.all_classes(images), torch.tensor([3, 0, 4, 1, 1])
-    matrices = [part.tolist() for part in (cosine.weight, cosine.projection)]
-    for i, embedding in enumerate(embeddings):
-        linear = nn.Linear(24, 5, bias=False)
-        linear.weight.copy_(torch.tensor(slow.cosine_rows(*matrices, embedding.tolist(), scale=9.0)))
-        for label in range(5):
-            expected = slow_heatmap(linear, embedding, vectors[i], label, 2.0)
-            torch.testing.assert_close(every[i, label], expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(explainer(images, classes), every[torch.arange(5), classes], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(explainer(images), every[torch.arange(5), predicted], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(explainer.prepare(images)(classes), explainer(images, classes))
-    tasks = explainer.explain_tasks(images, [nn.Linear(24, 7), cosine])
-    torch.testing.assert_close(tasks[:, 1], explainer(images))
-
-
-def test_a_temperature_of_0_is_refused(target, grid):
-    with pytest.raises(InputError, match="^expected temperature above 0, got temperature=0$"):
-        known(target, grid, temperature=0)
-
-
-@torch.no_grad()
 def test_a_perfect_student_has_no_loss_in_training_and_the_heatmaps_of_its_teacher(target, grid, images):
     method = PropagationTeacher(target, grid).teacher
     vectors = method.explain(images, torch.eye(24).expand(5, -1, -1)).flatten(2).mT
@@ -178,32 +134,6 @@ def test_a_perfect_student_has_no_loss_in_training_and_the_heatmaps_of_its_teach
     classes = torch.tensor([3, 0, 4, 1, 1])
     expected = method(images, classes)
     torch.testing.assert_close(explainer(images, classes), expected, rtol=1e-4, atol=1e-5 * expected.abs().max())
-
-
-@torch.no_grad()
-def test_many_tasks_take_one_pass_of_the_network_and_one_of_the_target(target, grid, images):
-    explainer, passes = AnyHead(target, grid, VECTORS).eval(), []
-    explainer.network.register_forward_hook(lambda *_: passes.append("network"))
-    target.backbone.patch_embed.register_forward_hook(lambda *_: passes.append("target"))
-    explainer.explain_tasks(images, [nn.Linear(24, k) for k in (2, 5, 7)])
-    assert sorted(passes) == ["network", "target"]
-
-
-@pytest.mark.slow
-def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, grid, images, teacher):
-    target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
-    before = state(target)
-    torch.manual_seed(0)  # of the network's weights
-    explainer = AnyHead(target, grid, VECTORS)
-    module = training(explainer, teacher)
-    seen = complete(batch_of(images), module.sources, epoch=1000)  # other draws than those of the training
-    explainer.network.scale.copy_(module.loss.unit(seen))
-    start = module.loss.loss(explainer.predict(seen), seen).item()
-    fit(module, images, epochs=8)
-    assert module.loss.loss(explainer.predict(seen), seen) < 0.9 * start
-    assert equal(state(target), before)
-    assert all(weight.grad is None for weight in target.parameters())
-    assert not any(module.training for module in target.modules())
 
 
 def test_training_and_explaining_in_bfloat16_is_nearly_the_same(target, grid, images, teacher):
@@ -240,11 +170,9 @@ FLOW = {"network": partial(AnyHeadNetwork, blocks=[1], width=12, direct=[0, 1], 
 @pytest.mark.parametrize(
     ("arguments", "size", "precision"),
     [
-        ({}, 32, torch.float32),
         ({}, 64, torch.float32),
         ({"reg_tokens": 2}, 32, torch.bfloat16),
         ({"global_pool": "avg"}, 32, torch.float32),
-        ({"global_pool": "avg"}, 64, torch.bfloat16),
     ],
     ids=str,
 )

@@ -4,11 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 from toys import VECTORS, batch_of, fit, step, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
-from explainers.errors import InputError
 from explainers.learned.sources import complete
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
@@ -61,31 +59,6 @@ def test_direct_paths_start_with_the_size_that_has_the_least_error(target, grid,
     assert losses[0] == min(losses)
 
 
-def test_a_step_on_stored_rows_is_the_step_on_images_and_these_are_not_cropped(target, grid, images, teacher):
-    plain, cropping = (training(AnyHead(target, grid, VECTORS), teacher, min_crop=crop) for crop in (None, 0.3))
-    cropping.explainer.network.load_state_dict(plain.explainer.network.state_dict())
-    plain.calibrated = cropping.calibrated = True
-    seen = complete(batch_of(images), plain.sources)
-    stored = {name: row for name, row in seen.items() if name != "image"}
-    loss = step(plain, batch_of(images))
-    torch.testing.assert_close(step(plain, stored), loss)
-    assert not torch.allclose(step(cropping, batch_of(images)), loss)
-
-
-def test_exported_weights_explain_as_before(target, make_target, grid, images, teacher, tmp_path):
-    explainer = AnyHead(target, grid, VECTORS)
-    fit(training(explainer, teacher), images, epochs=1)
-    path = explainer.export(tmp_path)
-    assert path == tmp_path / "explainer.safetensors"
-    again = AnyHead(target, grid, VECTORS, weights=str(path))  # loaded to explain: in eval mode
-    assert torch.equal(again(images), explainer.eval()(images))
-    other = make_target()
-    other.head = nn.Linear(24, 2)  # the same vectors explain another task
-    of_task = AnyHead(other, grid, VECTORS, weights=str(path)).eval()
-    expected = explainer.explain_tasks(images, [other.head])[:, 0]
-    torch.testing.assert_close(of_task(images), expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
-
-
 @torch.no_grad()
 def test_the_same_weights_are_read_with_any_share_of_the_untrained_network_in_eval_mode(target, grid, images, tmp_path):
     network = partial(VECTORS, direct=[0, 1], paths="flow")
@@ -102,5 +75,3 @@ def test_the_same_weights_are_read_with_any_share_of_the_untrained_network_in_ev
     expected = (vectors @ functionals[..., None])[..., 0]
     torch.testing.assert_close(half.explain(images, functionals).flatten(1), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(half.train().decompose(images)[0], learned)
-    with pytest.raises(InputError, match=r"^expected blend from 0 to 1, got blend=1\.5$"):
-        AnyHead(target, grid, network, blend=1.5)

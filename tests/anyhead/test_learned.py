@@ -12,7 +12,6 @@ from toys import VECTORS, batch_of, fit, training
 from explainers.anyhead import AnyHead, CoalitionTeacher
 from explainers.anyhead.coalition_teacher import RANKED_BY
 from explainers.anyhead.functionals import FunctionalSampler, build_vocabulary, nearest_others
-from explainers.errors import InputError
 from explainers.learned.sources import Features, complete
 from explainers.posthoc import build
 from explainers.runtime.sampling import stream
@@ -153,23 +152,3 @@ def test_a_vocabulary_is_a_list_a_file_or_the_classes_of_imagenet(tmp_path):
     assert build_vocabulary(str(file)) == ["a cat", "a dog"]
     names = build_vocabulary(None)
     assert (len(names), names[0]) == (1000, "tench")
-
-
-def test_what_does_not_fit_is_refused_in_one_line(headless, grid):
-    refused = {
-        "^expected functionals=texts with a vocabulary or a text head, got functionals=images$": {
-            "functionals": "images",
-            "vocabulary": WORDS,
-        },
-        "^expected a vocabulary of at least 2 texts, which are told apart, got 1$": TEXTS | {"vocabulary": ["a cat"]},
-        "^expected vocabulary as a list of texts, or a text file with one a line, got words.txt$": TEXTS
-        | {"vocabulary": "words.txt"},
-        "^expected fit=regions with functionals=images, which rank no patches, got fit=ranking$": {
-            "functionals": "images",
-            "fit": "ranking",
-        },
-        "^expected a head for functionals=head, got vit_tiny_patch16_224, a model without one: set ": {},
-    }
-    for line, settings in refused.items():
-        with pytest.raises(InputError, match=line):
-            CoalitionTeacher(headless, grid, **settings)

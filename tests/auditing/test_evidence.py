@@ -1,19 +1,18 @@
 """The evidence of one batch: patches, totals and vectors against loops, for every kind of head and explainer."""
 
-import re
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import timm_model
+from refusals import check_refused
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.auditing.evidence import decompose_lazily, functionals, take_evidence
-from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.heads import ProjectedHead
@@ -137,18 +136,21 @@ def test_a_cnn_has_fewer_patches_than_are_wanted_and_gives_all():
     assert found.patches.sort().values.tolist() == [[0, 1, 2, 3]] * 2
 
 
-def test_models_without_classes_to_compare_are_refused_in_a_line(target, grid, images):
-    for head, score, line in (
-        (nn.Linear(24, 1), "value", "an audit needs probabilities, but score=value"),
-        (ProjectedHead(torch.randn(1, 24)), "softmax", "an audit compares a class with the others"),
-    ):
-        explainer = posthoc.DirectPaths(TargetModel(target, head=head, score=score).eval(), grid)
-        with pytest.raises(InputError, match=f"^{re.escape(line)}[^\n]*$"):
-            take_evidence(explainer, images, LABELS)
-
-
-def test_values_that_half_precision_cannot_hold_are_refused(target, grid, images):
+def take(target, images, grid, head=None, score="softmax", factor=1):
+    """The evidence of a target with another head, of vectors that are `factor` as large."""
+    target = TargetModel(target, head=head or target.head, score=score).eval()
     vectors, embeddings = posthoc.DirectPaths(target, grid).decompose(images)
-    explainer = SimpleNamespace(target=target, grid=grid, decompose=lambda images: (vectors * 1e6, embeddings))
-    with pytest.raises(InputError, match="within ±65504"):
-        take_evidence(explainer, images, LABELS)
+    explainer = SimpleNamespace(target=target, grid=grid, decompose=lambda images: (vectors * factor, embeddings))
+    return take_evidence(explainer, images, LABELS)
+
+
+REFUSED = [
+    ("score=value", lambda target, images, grid: take(target, images, grid, nn.Linear(24, 1), "value")),
+    ("class", lambda target, images, grid: take(target, images, grid, ProjectedHead(torch.randn(1, 24)))),
+    ("65504", lambda target, images, grid: take(target, images, grid, factor=1e6)),  # more than half precision holds
+]
+
+
+@pytest.mark.parametrize(("told", "call"), REFUSED)
+def test_what_cannot_be_audited_is_refused(told, call, request):
+    check_refused(request, told, call)

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import check_refused
 from torch import nn
 from torch.nn import functional as F
 
 from explainers.auditing.evidence import Evidence, functionals
-from explainers.auditing.groups import Centres, assign, choose_number, cluster, compare_groups, find_groups
+from explainers.auditing.groups import Centres, assign, compare_groups, find_groups
 from explainers.auditing.tally import PRESENT, find_sources, inside_masks, tally
-from explainers.errors import InputError
 
 CLASSES, WIDTH, PATCHES, KEPT = 3, 8, 16, 6
 
@@ -73,16 +73,20 @@ def test_classes_with_few_images_are_left_out(model):
     assert set(centres.classes.tolist()) == {0, 1}
 
 
-def test_bad_settings_are_named(model):
-    evidence, _ = planted(model, images=20)
-    with pytest.raises(InputError, match=r"^expected groups of at most 50, .* got groups=51"):
-        find_groups(Shards(evidence), model, groups=51)
-    with pytest.raises(InputError, match="^expected at least 10 patches with evidence .* got at most 0: give other"):
-        find_groups(Shards(replace(evidence, vectors=0 * evidence.vectors)), model)
-    with pytest.raises(
-        InputError, match="^expected a class that is predicted for at least 10 images, got at most 4 of 8"
-    ):
-        find_groups(Shards(planted(model, images=8)[0]), model)
+REFUSED = [
+    ("groups", lambda model: find_groups(Shards(planted(model, images=20)[0]), model, groups=51)),
+    ("8", lambda model: find_groups(Shards(planted(model, images=8)[0]), model)),  # too few images of every class
+    ("evidence", lambda model: find_groups(Shards(without_evidence(planted(model)[0])), model)),
+]
+
+
+def without_evidence(evidence):
+    return replace(evidence, vectors=0 * evidence.vectors)
+
+
+@pytest.mark.parametrize(("told", "call"), REFUSED)
+def test_bad_settings_are_named(told, call, request):
+    check_refused(request, told, call)
 
 
 def test_classes_that_do_not_fit_take_further_passes(model, monkeypatch):
@@ -90,24 +94,6 @@ def test_classes_that_do_not_fit_take_further_passes(model, monkeypatch):
     at_once = find_groups(Shards(evidence), model, groups=2)
     monkeypatch.setattr("explainers.auditing.groups.BYTES", 1)
     assert torch.equal(find_groups(Shards(evidence), model, groups=2).directions, at_once.directions)
-
-
-def test_patches_belong_to_the_nearest_centre(model):
-    evidence, _ = planted(model, images=12)
-    centres = Centres(F.normalize(torch.randn(5, WIDTH), dim=-1), torch.tensor([0, 0, 1, 1, 2]))
-    members = assign(evidence, centres, chunk=10)
-    for image in range(12):
-        for patch in range(KEPT):
-            cosines = [F.cosine_similarity(evidence.vectors[image, patch].float(), c, 0) for c in centres.directions]
-            assert members[image, patch] == torch.stack(cosines).argmax()
-
-
-def test_spherical_k_means():
-    vectors = F.normalize(torch.tensor([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]), dim=-1)
-    centres = cluster(vectors, groups=2, seed=0)
-    mean = F.normalize(vectors[0] + vectors[1], dim=0)
-    assert torch.allclose(centres[centres[:, 0].argmax()], mean, atol=1e-6)
-    assert choose_number(vectors[:1], seed=0) == 1
 
 
 def test_equal_groups_in_another_order_agree(model):

@@ -105,16 +105,13 @@ def test_an_audit_is_read_as_it_was_saved(audited, tmp_path):
     for name in FILES:
         replace(audited, numbers={"images": 13}).save(tmp_path / "other")
         shutil.copy(tmp_path / name, tmp_path / "other")
-        line = "expected the files of one audit, but results.json and groups.safetensors do not belong together"
-        with pytest.raises(InputError, match=line):
+        with pytest.raises(InputError, match="results.json and groups.safetensors"):
             Audit.load(tmp_path / "other")
-    (tmp_path / "results.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="expected the results.json of an audit"):
-        Audit.load(tmp_path)
-    (tmp_path / "results.json").write_text('{"results": {}}')
-    with pytest.raises(InputError, match="expected the results.json of an audit"):
-        Audit.load(tmp_path)
-    with pytest.raises(InputError, match="^expected the folder of an audit"):
+    for content in ("[" * 100_000, '{"results": {}}'):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(InputError, match="results.json"):
+            Audit.load(tmp_path)
+    with pytest.raises(InputError, match="nowhere"):
         Audit.load(tmp_path / "nowhere")
 
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from lightning import Trainer
+from refusals import check_refused
 from torch import nn
 from torch.utils.data import DataLoader
 from toys import SILENT
@@ -12,10 +13,11 @@ from toys import SILENT
 from benchmarks.papers.approximation import Subsets, TwoPointStudy
 from callbacks.labels import LabelsAsLogits
 from datamodules.digits import Digits
-from explainers.errors import InputError
 from explainers.evaluation import Evaluation, EvaluationModule
+from explainers.evaluation.measurement import Measurement
 from explainers.evaluation.probes import PROBES
 from explainers.evaluation.result import text_table
+from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid
 from explainers.posthoc.baselines import Chance
 from explainers.report.tables import markdown, rows
@@ -23,6 +25,7 @@ from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
+COARSE = PatchGrid(32, 16)
 MODULES = {
     "evaluation": lambda target, grid, explainers: EvaluationModule(target, explainers, Evaluation(grid, levels=3)),
     "study": lambda target, grid, explainers: TwoPointStudy(target, explainers, Subsets(grid, 1, 4)),
@@ -69,26 +72,54 @@ class Sick(nn.Module):
         return heatmaps
 
 
-def test_heatmaps_that_are_no_numbers_are_refused_and_their_explainer_is_named(build, target, grid, digits):
-    for value in (torch.nan, -torch.inf):
-        module = build(target, grid, {"chance": Chance(None, grid), "sick": Sick(value)})
-        with pytest.raises(
-            InputError, match="^expected finite heatmaps, got NaN or infinity from sick: leave it out, or"
-        ):
-            measure(module, digits)
-    measure(build(target, grid, {"sick": Sick(1e30)}), digits)
+@pytest.fixture
+def run(target, grid, digits):
+    """Measures chance, or other explainers, of the target, or of another head, with other settings."""
+
+    def measured(explainers=None, samples=digits, head=None, module=EvaluationModule, train=False, **settings):
+        target.head = head or target.head
+        made = Subsets if module is TwoPointStudy else Evaluation
+        explainers = explainers or {"chance": Chance(None, grid)}
+        measure(module(target.train(train), explainers, made(grid, **settings)), samples)
+
+    return measured
 
 
-def test_heatmaps_of_another_grid_are_refused_with_both_shapes(build, target, grid, digits):
-    module = build(target, grid, {"fine": Sick(0.0, side=8)})
-    with pytest.raises(InputError, match=r"^expected heatmaps of shape \[3, 4, 4\] from fine, got \[3, 8, 8\]: give"):
-        measure(module, digits)
+STUDY = {"module": TwoPointStudy, "patches": 4}
+SICK, SINGLE = {"sick": Sick(torch.nan)}, FixedHead(torch.ones(1, 24))
+REFUSED = [
+    ("sick", lambda run: run(SICK)),
+    ("sick", lambda run: run(SICK, **STUDY)),
+    ("sick", lambda run: run({"sick": Sick(-torch.inf)})),
+    ("[3, 8, 8]", lambda run: run({"fine": Sick(0.0, side=8)})),
+    ("[3, 8, 8]", lambda run: run({"fine": Sick(0.0, side=8)}, **STUDY)),
+    ("2 classes", lambda run: run(head=SINGLE)),  # no linear layer of a single logit, which has two classes
+    ("2 classes", lambda run: run(head=SINGLE, **STUDY)),
+    ("labels", lambda run, digits: run(samples=relabelled(digits, [3, 3, 10] * 2 + [3]), classes="label")),
+    ("labels", lambda run, digits: run(samples=relabelled(digits, [3, 3, -1] * 2 + [3]), classes="label")),
+    ("k", lambda run: run(agreement=["iou"], k=17)),
+    ("probes", lambda make_target: Measurement(make_target(patch_size=16), {}, Evaluation(COARSE, probes=["saco"]))),
+    ("probes", lambda run: run(train=True, probes=["randomisation"])),
+    ("reference", lambda run: run(reference="orakel")),
+    ("removals", lambda run: run(removals=[])),
+    (
+        "removal",
+        lambda make_target, grid: Measurement(make_target("test_resnet"), {}, Evaluation(grid, removals=["drop"])),
+    ),
+    ("order", lambda target, grid: Sweep(target, Evaluation(grid, order="saliency"), "drop")),
+    ("patches", lambda run: run(module=TwoPointStudy, patches=17)),
+    ("subsets", lambda run: run(module=TwoPointStudy, subsets=(16, 0))),
+]
 
 
-def test_a_target_with_a_single_class_is_refused(build, target, grid):
-    target.head = FixedHead(torch.ones(1, target.embed_dim))  # no linear layer of a single logit, which has two classes
-    with pytest.raises(InputError, match="^expected a target with 2 classes or more, got 1: the probability"):
-        build(target, grid, {})
+@pytest.mark.parametrize(("told", "call"), REFUSED)
+def test_what_cannot_be_measured_is_refused(told, call, request):
+    check_refused(request, told, call)
+
+
+def test_what_is_large_or_not_read_is_no_error(target, grid, digits):
+    measure(EvaluationModule(target, {"large": Sick(1e30)}, Evaluation(grid, levels=3)), digits)
+    assert Evaluation(grid, agreement=["e_rmse"], k=17).k == 17
 
 
 def test_an_explainer_may_have_any_name(build, target, grid, digits):
@@ -134,14 +165,6 @@ def test_the_accuracy_of_an_explainer_is_that_on_labelled_images(target, grid, d
     assert module.results["own"].get("accuracy") == accuracy
 
 
-@pytest.mark.parametrize("label", [-1, 10])
-def test_a_label_that_is_no_class_cannot_be_explained(target, grid, digits, label):
-    module = EvaluationModule(target, {"chance": Chance(None, grid)}, Evaluation(grid, levels=3, classes="label"))
-    message = f"^expected labels from 0 to 9, got {min(label, 3)} to {max(label, 3)}, where -1 is an image without a"
-    with pytest.raises(InputError, match=f"{message} label: take labelled images, or classes=predicted$"):
-        measure(module, relabelled(digits, [3, 3, label] * 2 + [3]))
-
-
 def test_a_single_image_has_no_standard_error_in_results_and_tables(target, grid, digits):
     one, several = (
         measure(EvaluationModule(target, {"chance": Chance(None, grid)}, Evaluation(grid, levels=3)), digits[:count])[0]
@@ -154,29 +177,9 @@ def test_a_single_image_has_no_standard_error_in_results_and_tables(target, grid
     assert text_table({"a": {"x": 100.0, "x_error": 10.02}}, {"x": "X"}, "").endswith(" 100.000 ± 10.020")
 
 
-def test_k_is_checked_where_iou_reads_it(grid):
-    for k in (0, 17):
-        with pytest.raises(InputError, match=f"^expected k from 1 to 16, got k={k}$"):
-            Evaluation(grid, agreement=["iou"], k=k)
-    assert Evaluation(grid, agreement=["e_rmse"], k=17).k == 17
-
-
 def test_only_groups_of_patches_need_many_patches(make_target, digits):
-    target, grid, probes = make_target(num_classes=10, patch_size=16), PatchGrid(32, 16), {*PROBES} - {"saco"}
+    target, grid, probes = make_target(num_classes=10, patch_size=16), COARSE, {*PROBES} - {"saco"}
     results = measure(
         EvaluationModule(target, {"chance": Chance(None, grid)}, Evaluation(grid, levels=3, probes=[*probes])), digits
     )[0]
     assert probes <= results.results["chance"].keys()
-    with pytest.raises(InputError, match=r"^probes=saco needs 10 patches or more, got 4: leave it out, or take"):
-        EvaluationModule(target, {}, Evaluation(grid, probes=["saco"]))
-
-
-def test_random_weights_need_the_target_that_explainers_read(target, grid):
-    with pytest.raises(InputError, match="probes=randomisation"):
-        EvaluationModule(target.train(), {}, Evaluation(grid, probes=["randomisation"]))
-
-
-@pytest.mark.parametrize("settings", [{"patches": 17}, {"subsets": (16, 0)}])
-def test_numbers_of_a_study_are_checked(grid, settings):
-    with pytest.raises(InputError, match=next(iter(settings))):
-        Subsets(grid, **settings)

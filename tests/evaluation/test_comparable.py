@@ -75,7 +75,7 @@ def test_every_argument_counts_or_has_a_reason(build, target, grid, tmp_path):
         if name in COLUMNS_OF_THEIR_OWN:
             assert read_results([first, second])["odd"].keys() == {"first", "second"}
         else:
-            with pytest.raises(InputError, match="odd in .* cannot be compared, they differ in"):
+            with pytest.raises(InputError, match="odd"):
                 read_results([first, second])
 
 

@@ -16,7 +16,6 @@ from toys import SILENT
 
 from datamodules.digits import Digits
 from explainers import Details
-from explainers.errors import InputError
 from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.evaluation.measurement import list_columns
 from explainers.evaluation.probes import PROBES
@@ -104,16 +103,6 @@ def test_results_are_those_computed_by_hand(target, grid, digits, classes, remov
     assert "rank_correlation" not in results["oracle"]  # the reference is not compared with itself
     right = [target(sample["image"][None]).argmax().item() == sample["label"] for sample in digits]
     assert logged["accuracy"].item() == pytest.approx(np.mean(right))
-
-
-def test_settings_that_do_not_fit_are_refused_before_anything_is_measured(target, make_target, grid):
-    message = "reference to be one of the explainers chance, oracle, got orakel: .* none .reference=None.$"
-    with pytest.raises(InputError, match=message):
-        build(target, both(target, grid), reference="orakel")
-    with pytest.raises(InputError, match="expected a ViT .*got test_resnet.*removal=zero or removal=black"):
-        build(make_target("test_resnet"), {}, removals=["drop"])
-    with pytest.raises(InputError, match="expected removals, one or more"):
-        Evaluation(grid, removals=[])
 
 
 def test_what_was_not_measured_is_left_out(target, grid, digits):

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from explainers.errors import InputError
 from explainers.evaluation import Evaluation
 from explainers.evaluation.sweep import Sweep, bilinear
 from explainers.masking import PatchGrid
@@ -40,7 +39,7 @@ def test_pixels_leave_in_the_order_of_the_heatmap_scaled_up(target, grid, images
                 assert got.item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-@pytest.mark.parametrize(("side", "size"), [(8, 64), (6, 42), (12, 36), (14, 224), (4, 32)])
+@pytest.mark.parametrize(("side", "size"), [(8, 64), (6, 42), (4, 32)])
 def test_pixels_between_equal_patches_leave_in_random_order(make_target, monkeypatch, side, size):
     """On the first three grids, bilinear interpolation by rounded weights gives 2 to 4 values to equal scores."""
     orders = []
@@ -71,8 +70,3 @@ def test_an_empty_image_is_the_same_for_all(target, grid, images, removal):
     classes = torch.arange(len(images))
     expected = masked_scores(target, normalised, classes, hidden, grid, removal)[:, 0]
     torch.testing.assert_close(sweep.empty(normalised).softmax(-1)[0, classes], expected)
-
-
-def test_pixels_cannot_be_dropped(target, grid):
-    with pytest.raises(InputError, match="expected order=patches with removal drop, got saliency"):
-        Sweep(target, Evaluation(grid, order="saliency"), "drop")

@@ -23,7 +23,7 @@ def overlap(first, second, k):
     return common / (2 * k - common)
 
 
-@pytest.mark.parametrize("values", [1000, 3, 2])  # how many different ones there are: many ties with few
+@pytest.mark.parametrize("values", [1000, 3])  # how many different ones there are: many ties with few
 def test_rank_correlation_is_scipys(values):
     first, second = torch.randint(0, values, (6, 25)).float(), torch.randint(0, values, (6, 25)).float()
     second[0] = first[0]
@@ -45,8 +45,7 @@ def test_a_constant_heatmap_counts_as_uncorrelated_and_a_constant_reference_is_l
     assert metric.compute().item() == pytest.approx(sum(expected) / 4, abs=1e-6)
 
 
-@pytest.mark.parametrize("values", [1000, 3, 2])  # how many different ones there are: many ties with few
-@pytest.mark.parametrize("k", [1, 5, 24, 25])
+@pytest.mark.parametrize(("values", "k"), [(1000, 5), (1000, 25), (3, 1), (2, 24)])  # few different ones: many ties
 def test_iou_at_k_is_of_the_sets_of_the_most_important_patches(values, k):
     first, second = torch.randint(0, values, (6, 25)).float(), torch.randint(0, values, (6, 25)).float()
     second[0] = first[0]

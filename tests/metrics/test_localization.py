@@ -5,7 +5,6 @@ import torch
 from sklearn.metrics import accuracy_score, average_precision_score, jaccard_score
 from torch.nn import functional as F
 
-from explainers.errors import InputError
 from explainers.metrics.localization import (
     LOCALIZATIONS,
     THRESHOLDS,
@@ -154,20 +153,6 @@ def test_without_any_object_there_is_nothing_to_measure(heatmaps):
     nothing = torch.zeros(6, 8, 8, dtype=torch.bool)
     assert located(heatmaps, nothing, list(LOCALIZATIONS)) == {}
     assert all(numbers.isnan().all() for numbers in segmentation(heatmaps, nothing))
-
-
-@pytest.mark.parametrize("function", [hits, average_precision, segmentation, box_hits])
-@pytest.mark.parametrize(
-    ("wrong", "got"),
-    [
-        (torch.ones(3, 8, 8, dtype=torch.bool), r"bool of shape \[3, 8, 8\]"),
-        (torch.ones(2, 8, 8), r"float32 of shape \[2, 8, 8\]"),
-    ],
-    ids=["images", "float"],
-)
-def test_a_truth_that_is_no_mask_of_each_image_is_refused(function, wrong, got):
-    with pytest.raises(InputError, match=rf"expected truth .* bool of shape \[2, H, W\], got {got}: give one mask"):
-        function(torch.rand(2, 4, 4), wrong)
 
 
 def planted(row, column, size=3, side=7, pixels=28):

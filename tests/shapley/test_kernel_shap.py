@@ -40,7 +40,7 @@ def test_all_coalitions_with_the_weights_of_the_shapley_kernel_give_the_exact_sh
     assert (fit_shapley(*rows)[0] - exact).abs().max() > 1e-3  # every coalition counting alike is another question
 
 
-@pytest.mark.parametrize(("count", "weighted"), [(1, False), (4, True), (12, False), (40, True), (40, False)])
+@pytest.mark.parametrize(("count", "weighted"), [(1, False), (12, True), (40, True), (40, False)])
 def test_the_fit_is_the_constrained_least_squares_of_the_reference(count, weighted):
     """Of 16 patches: up to 12 coalitions do not determine them."""
     keep = torch.rand(3, count, 16) < 0.5
@@ -104,10 +104,9 @@ def test_the_explainer_passes_on_how_patches_are_removed(target, images):
     assert (difference["drop"] - difference["zero"]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("score", ["probability", "log_probability", "logit"])
+@pytest.mark.parametrize("score", ["log_probability", "logit"])
 def test_the_explainer_comes_to_the_exact_shapley_values_as_its_budget_grows(target, images, score):
     predict = {
-        "probability": target.score_images,
         "log_probability": lambda normalised: target.score_images(normalised).log(),
         "logit": lambda normalised: target.classify(target.embed(normalised)),
     }[score]

@@ -5,7 +5,6 @@ import references
 import torch
 from toys import Marked
 
-from explainers.errors import InputError
 from explainers.posthoc import build
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import STRENGTHS, KernelSHAP, ShapleyLabels, fit_shapley, fit_with_prior
@@ -20,8 +19,7 @@ def noisy_game(count, noise, paired=True, images=6):
     return (keep, values, torch.zeros(images, 1), phi.sum(1, keepdim=True)), phi
 
 
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("count", [10, 60])
+@pytest.mark.parametrize(("paired", "count"), [(True, 10), (False, 60)])
 def test_the_fit_is_that_of_a_loop_which_leaves_out_one_observation_after_the_other(count, paired):
     (keep, values, null, grand), phi = noisy_game(count, noise=0.7, paired=paired, images=3)
     prior = phi + torch.randn(phi.shape, generator=torch.Generator().manual_seed(3))
@@ -77,8 +75,3 @@ def test_labels_start_from_the_heatmaps_of_the_method(target, grid):
     heatmaps = KernelSHAP(target, grid, budget=20, seed=0, prior="DecompX-PLUS")(batch["image"], batch["label"])
     assert heatmaps.shape == (4, 4, 4)
     torch.testing.assert_close(heatmaps.sum((1, 2)), (grand - null)[:, 0], rtol=0, atol=1e-4)
-
-
-def test_a_prior_explains_one_class(target, grid):
-    with pytest.raises(InputError, match=r"module\.labels\.classes=label or predicted with module\.labels\.prior, got"):
-        ShapleyLabels(target, grid, classes="all", prior="DecompX-PLUS")

@@ -1,5 +1,4 @@
 import math
-import re
 from functools import partial
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from conftest import TINY_VIT
 from toys import batch_of, equal, fit, state
 
-from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.runtime.sampling import stream
 from explainers.shapley.coalition_draws import random_coalitions
@@ -66,17 +64,3 @@ def test_an_exported_surrogate_is_a_checkpoint_of_timm_and_can_be_explained(make
     direct.network.load_state_dict(whole.network.state_dict())
     assert whole.identity() == direct.identity() != Shapley(make_target(), grid, LIGHT).identity()
     torch.testing.assert_close(whole(images), direct(images))
-
-
-def test_a_surrogate_that_is_missing_or_of_another_model_is_said(make_target, grid, images, tmp_path):
-    with pytest.raises(InputError, match=re.escape("no model at nowhere.safetensors: train one")):
-        Shapley(make_target(), grid, LIGHT, surrogate="nowhere.safetensors")
-    Surrogate(make_target(), grid, ADAM).export(tmp_path)
-    path = str(tmp_path / "target.safetensors")
-    with pytest.raises(ValueError, match="expected weights of vit_tiny_patch16_224 for 7 classes in .* got others"):
-        Shapley(make_target(num_classes=7), grid, LIGHT, surrogate=path)
-
-
-def test_a_surrogate_has_nothing_to_store(target, grid):
-    with pytest.raises(ValueError, match="expected cache=none"):
-        Surrogate(target, grid, ADAM).sources  # noqa: B018

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from refusals import check_refused
 from torch.nn import functional as F
 
 from explainers import posthoc
-from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.text import TextExplainer, TextHead, clip_text_head
 
@@ -43,9 +43,15 @@ def score(embedding, text, others, t, variable):
     return own - t / 20 * (20 * cosines / t).logsumexp(0)
 
 
-@pytest.mark.parametrize("length", ["constant", "variable"])
-@pytest.mark.parametrize("temperature", [math.inf, 2.0])
-@pytest.mark.parametrize("against", [None, ["dog", "snow"], WORDS])
+@pytest.mark.parametrize(
+    ("length", "temperature", "against"),
+    [
+        ("constant", 2.0, None),
+        ("variable", math.inf, ["dog", "snow"]),
+        ("constant", math.inf, WORDS),
+        ("variable", 2.0, WORDS),
+    ],
+)
 def test_functionals_are_gradients_of_the_similarity_and_its_contrast(
     target, images, head, length, temperature, against
 ):
@@ -77,7 +83,7 @@ def test_at_constant_length_the_functional_gives_the_cosine_itself(target, image
     torch.testing.assert_close(head(embeddings, WORDS), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["DecompX-PLUS", "GAE", "LeGrad", "GradECLIP", "DirectPaths", "MaskCLIP"])
+@pytest.mark.parametrize("name", ["DecompX-PLUS", "GAE", "GradECLIP", "DirectPaths"])
 def test_a_text_is_explained_as_the_class_of_a_head_with_the_same_row(target, grid, images, name):
     head = TextHead(encode, PROJECTION)
     texts = TextExplainer(posthoc.build(name, target, grid), head, WORDS)
@@ -106,6 +112,24 @@ def test_each_text_is_embedded_once():
     assert torch.equal(head.embed("dog")[0], head.embed(["snow", "dog"])[1])
 
 
+REFUSED = [
+    ("' '", lambda head: head.embed(["cat", " "])),
+    ("none", lambda head: head.embed([])),
+    ("got 3", lambda head: head.embed([3])),
+    ("[2, 7]", lambda head: head.embed(torch.ones(2, 7))),
+    ("width 24", lambda head: head(torch.ones(2, 9), ["cat"])),
+    ("width 24", lambda head: head.functionals(torch.ones(2, 9), ["cat"])),
+    ("alone", lambda head: head.functionals(torch.ones(2, 24), ["cat"], "cat")),
+    ("RISE", lambda head, target, grid: TextExplainer(posthoc.RISE(target, grid, masks=4), head, WORDS)),
+    ("width 24", lambda target: clip_text_head(target, encode=lambda texts: torch.ones(len(texts), 7))),
+]
+
+
+@pytest.mark.parametrize(("told", "call"), REFUSED)
+def test_what_is_wrong_with_texts_is_refused(told, call, request):
+    check_refused(request, told, call)
+
+
 def test_a_head_of_texts_is_linear_where_the_scores_are(target, images):
     centre = DIRECTIONS.mean(0)
     head = TextHead(encode, PROJECTION, centre, normalise=False)
@@ -115,26 +139,3 @@ def test_a_head_of_texts_is_linear_where_the_scores_are(target, images):
     torch.testing.assert_close(head.head(WORDS)(embeddings), linear(embeddings), rtol=1e-4, atol=1e-5)
     functionals = head.functionals(embeddings, WORDS)
     torch.testing.assert_close(functionals, linear.weight.detach().expand(5, -1, -1), rtol=1e-4, atol=1e-5)
-
-
-def test_what_is_wrong_with_texts_is_said_in_one_line(target, grid, images, head):
-    embeddings = embedded(target, images)
-    cases = [
-        (lambda: head.embed(["cat", " "]), "expected texts that are not empty, .* got ' '"),
-        (lambda: head.embed([]), "expected texts that are not empty, .* got none"),
-        (lambda: head.embed([3]), "got 3"),
-        (lambda: head.embed(torch.ones(2, 7)), r"text embeddings of shape \[V, 10\], got \[2, 7\]"),
-        (lambda: head(torch.ones(2, 9), ["cat"]), "embeddings of width 24, for which this text head was made, got 9"),
-        (lambda: head.functionals(torch.ones(2, 9), ["cat"]), "take the text head of this backbone"),
-        (lambda: head.functionals(embeddings, ["cat"], "cat"), "got the same text alone"),
-        (lambda: TextExplainer(posthoc.RISE(target, grid, masks=4), head, WORDS), "got RISE, which explains classes"),
-        (lambda: clip_text_head(target, encode=encode_cat), "texts of width 24, as vit_tiny_.* got 7"),
-    ]
-    for call, line in cases:
-        with pytest.raises(InputError, match=line) as raised:
-            call()
-        assert "\n" not in str(raised.value)
-
-
-def encode_cat(texts):
-    return torch.ones(len(texts), 7)

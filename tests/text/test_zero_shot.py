@@ -48,14 +48,13 @@ def test_without_names_the_classes_are_those_of_imagenet_in_the_80_templates_of_
     assert head.class_names[0] == "n01440764" and head.class_names[999] == "n15075141"
 
 
+ANIMALS = ["cat", "dog"]
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"classes": ["cat", "dog"], "names": ["cat"]}, "of at least 2 classes, got 2 classes and 1 names"),
-        ({"names": ["cat"]}, "got 1 classes and 1 names"),
-        ({"classes": ["cat", "dog"], "templates": ["a photo"]}, "expected templates with {} for the name"),
-    ],
+    "given",
+    [{"classes": ANIMALS, "names": ["cat"]}, {"names": ["cat"]}, {"classes": ANIMALS, "templates": ["a photo"]}],
 )
-def test_one_name_for_each_class_and_a_place_for_it(given, message):
-    with pytest.raises(InputError, match=message):
+def test_one_name_for_each_class_and_a_place_for_it(given):
+    with pytest.raises(InputError, match="names|templates"):
         zero_shot_head(image_tower(), **given, text_head=small_text_head)

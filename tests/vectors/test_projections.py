@@ -10,7 +10,6 @@ from torch.utils.data import Dataset
 from toys import Marked
 
 from datamodules.images import Images
-from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import prototypes, prototypes_of, simplex, simplex_of
@@ -50,7 +49,7 @@ def read_by_loop(embedding, weight, projection, normalise, scale):
     return [scale * logit for logit in times(weight, [x / length for x in embedding])]
 
 
-@pytest.mark.parametrize(("classes", "width"), [(2, 2), (2, 9), (5, 5), (5, 24), (37, 192)])
+@pytest.mark.parametrize(("classes", "width"), [(2, 2), (5, 24)])
 def test_every_two_directions_of_a_simplex_are_as_far_apart_as_can_be(classes, width):
     weight = simplex(classes, width)
     assert weight.shape == (classes, width)
@@ -63,8 +62,6 @@ def test_every_two_directions_of_a_simplex_are_as_far_apart_as_can_be(classes, w
 def test_the_simplex_of_a_model_has_its_width_and_the_data_sets_classes_and_depends_on_its_seed_alone(target):
     assert torch.equal(simplex_of(target, images_of(Few()), seed=2), simplex(3, 24, seed=2))
     assert not torch.allclose(simplex(3, 24, seed=4), simplex(3, 24, seed=2))
-    with pytest.raises(ValueError, match="expected 2 to 4 classes, because embeddings have width 4, got 5"):
-        simplex(5, 4)
 
 
 def test_prototypes_point_from_the_mean_of_all_classes_to_each():
@@ -75,15 +72,7 @@ def test_prototypes_point_from_the_mean_of_all_classes_to_each():
     torch.testing.assert_close(weight.norm(dim=1), torch.ones(4))
 
 
-@pytest.mark.parametrize(("classes", "counts"), [(4, [2, 0, 1, 1]), (2, [2, 0, 1, 1])])
-def test_prototypes_are_refused_where_a_class_has_no_images_or_there_are_other_classes(classes, counts):
-    with pytest.raises(ValueError, match=rf"of each of {classes} classes, got \[{str(counts)[1:-1]}\] images of them"):
-        prototypes(torch.randn(4, 6), torch.tensor([0, 0, 2, 3]), classes)
-
-
-@pytest.mark.parametrize("projected", [False, True])
-@pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize("patch_scale", [1, 0.3])
+@pytest.mark.parametrize(("projected", "normalise", "patch_scale"), [(False, True, 0.3), (True, False, 1)])
 def test_a_head_reads_images_and_patches_as_a_loop_does(projected, normalise, patch_scale):
     weight, projection = torch.randn(3, 4 if projected else 6), torch.randn(4, 6) if projected else None
     head = FixedHead(weight, projection, normalise, scale=2.5, patch_scale=patch_scale)
@@ -98,8 +87,7 @@ def test_a_head_reads_images_and_patches_as_a_loop_does(projected, normalise, pa
     torch.testing.assert_close(head(patches), attributions * 2.5 / patch_scale, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("projected", [False, True])
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(("projected", "normalise"), [(False, True), (True, False)])
 def test_differences_that_sum_to_the_embedding_have_attributions_that_sum_to_the_logits(projected, normalise):
     weight, projection = torch.randn(3, 4 if projected else 6), torch.randn(4, 6) if projected else None
     head = FixedHead(weight, projection, normalise, scale=2.5, reading="difference", patch_scale=0.5)
@@ -108,35 +96,21 @@ def test_differences_that_sum_to_the_embedding_have_attributions_that_sum_to_the
     torch.testing.assert_close(head.attributions(parts, embeddings).sum(1), head(embeddings), rtol=1e-4, atol=1e-5)
 
 
-def test_a_target_takes_a_fixed_head_of_its_width_only(make_model, images):
+def test_a_target_takes_a_fixed_head(make_model, images):
     target = TargetModel(make_model(), head=FixedHead(simplex(3, 24), scale=4.0)).eval()
     expected = 4 * F.normalize(target.embed(target.normalise(images)), dim=-1) @ simplex(3, 24).mT
     torch.testing.assert_close(target(images), expected)
-    with pytest.raises(InputError, match="embeddings of width 24, .*, but the head takes width 9"):
-        TargetModel(make_model(), head=FixedHead(simplex(3, 9)))
 
 
-def test_the_prototypes_of_a_model_are_of_what_it_makes_of_the_training_images(target):
-    dataset = Few()
-    with torch.no_grad():
-        embeddings = torch.cat([target.embed(target.normalise(image[None])) for image in dataset.images])
-    expected = torch.tensor(references.prototypes(embeddings.tolist(), dataset.labels, 3))
-    for batch_size in (2, 32):
-        weight = prototypes_of(target, images_of(dataset), batch_size=batch_size)
-        assert not weight.requires_grad
-        torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_a_limit_of_prototypes_is_spread_over_the_data_set(target):
+@pytest.mark.parametrize(("limit", "batch_size", "read"), [(4, 32, [0, 2, 4, 6]), (100, 2, [*range(9)])])
+def test_prototypes_are_of_training_images_that_are_spread_over_the_data_set(target, limit, batch_size, read):
     dataset, numbers = Few(), torch.get_rng_state()
-    weight = prototypes_of(target, images_of(dataset), limit=4)
-    assert dataset.read == [0, 2, 4, 6] and torch.equal(torch.get_rng_state(), numbers)
+    weight = prototypes_of(target, images_of(dataset), limit=limit, batch_size=batch_size)
+    assert dataset.read == read and torch.equal(torch.get_rng_state(), numbers) and not weight.requires_grad
     with torch.no_grad():
-        embeddings = target.embed(target.normalise(dataset.images[dataset.read]))
-    expected = torch.tensor(references.prototypes(embeddings.tolist(), [0, 0, 1, 2], 3))
-    torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
-    with pytest.raises(ValueError, match=r"of each of 3 classes, got \[1, 1, 0\] images of them: take more images"):
-        prototypes_of(target, images_of(dataset), limit=2)
+        embeddings = target.embed(target.normalise(dataset.images[read]))
+    expected = references.prototypes(embeddings.tolist(), [dataset.labels[i] for i in read], 3)
+    torch.testing.assert_close(weight, torch.tensor(expected), rtol=1e-3, atol=1e-4)
 
 
 def test_prototypes_leave_corrupt_images_out_also_where_a_whole_batch_is(target):
@@ -146,5 +120,3 @@ def test_prototypes_leave_corrupt_images_out_also_where_a_whole_batch_is(target)
     expected = prototypes_of(target, SimpleNamespace(dataset=lambda _: readable, classes="abc", num_workers=0))
     weight = prototypes_of(target, SimpleNamespace(dataset=lambda _: some, classes="abc", num_workers=0), batch_size=3)
     torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
-    with pytest.raises(InputError, match="expected readable train images for the head, got 4 that are all"):
-        prototypes_of(target, SimpleNamespace(dataset=lambda _: [None] * 4, classes="abc", num_workers=0))

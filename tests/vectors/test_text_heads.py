@@ -56,36 +56,16 @@ def marked(classes=("red", "green_ish", "n01440764"), **settings):
 
 
 def test_wnids_become_distinct_names_and_underscores_spaces():
-    assert readable_names(["n02084071", "polar_bear"]) == ["dog", "polar bear"]
-    assert readable_names(["n01440764", "n1", "n99999999"]) == ["tench", "n1", "n99999999"]
+    assert readable_names(["n02084071", "polar_bear", "n1"]) == ["dog", "polar bear", "n1"]
     wnids = ImageNetInfo().label_names()
     names = dict(zip(wnids, readable_names(wnids), strict=True))
     assert len({name.lower() for name in names.values()}) == 1000
-    assert (names["n02102040"], names["n03417042"]) == ("English springer", "garbage truck")
     assert names["n02012849"].startswith("crane: large long-necked wading bird")
 
 
-@torch.no_grad()
-def test_text_embeddings_are_the_mean_over_templates_of_unit_vectors(asked):
-    model, tokenise = clip(), tokeniser()
-    classes, templates = ["ant", "honey bee"], ["a photo of a {}.", "{}"]
-    weight = text_embeddings(open_clip_encoder(QUICK, ""), classes, templates)
-    assert asked == [(QUICK, None)] and not model.training
-    for row, name in zip(weight, classes, strict=True):
-        total = 0
-        for template in templates:
-            vector = model.encode_text(tokenise([template.replace("{}", name)]))[0]
-            total = total + vector / vector.norm()
-        torch.testing.assert_close(row, total / total.norm(), rtol=1e-3, atol=1e-5)
-    assert not weight.requires_grad
-
-
 def test_text_embeddings_ask_for_the_weights_named(asked):
-    text_embeddings(open_clip_encoder(QUICK, "openai"), ["ant"], ["{}"])
+    assert not text_embeddings(open_clip_encoder(QUICK, "openai"), ["ant"], ["{}"]).requires_grad
     assert asked == [(QUICK, "openai")]
-    for templates in ([], ["a photo."]):
-        with pytest.raises(InputError, match="expected templates with {} for the name, as 'a photo of a {}.', got"):
-            text_embeddings(open_clip_encoder(QUICK, ""), ["ant"], templates)
 
 
 def test_a_text_head_reads_names_and_prompts_of_the_data_unless_told_otherwise(asked):
@@ -102,10 +82,9 @@ def test_a_text_head_reads_names_and_prompts_of_the_data_unless_told_otherwise(a
     own = expected(names, templates)
     torch.testing.assert_close(head(marked(templates=templates)), own)
     torch.testing.assert_close(head(marked(templates=["b"]), templates=templates, names=names), own)
-    with pytest.raises(InputError, match=r"expected names of the 3 classes \['red', 'green_ish', 'n01440764'\], got 2"):
-        head(marked(), names=["dog", "fox"])
-    with pytest.raises(InputError, match=r"expected names of the 0 classes .* or take images with classes"):
-        head(marked(()))
+    for data, names in ((marked(), ["dog", "fox"]), (marked(()), None)):
+        with pytest.raises(InputError, match="names="):
+            head(data, names=names)
 
 
 @torch.no_grad()
@@ -138,7 +117,7 @@ def test_the_accuracy_of_a_text_head_is_printed_with_chance(capsys, recwarn):
     beton = FFCV(transform=ImageTransform((32, 32)))  # which reads whole batches
     print_accuracy(target, beton, weight, 30)
     assert "text head: accuracy not measured, because FFCV reads no single" in capsys.readouterr().out
-    with pytest.raises(InputError, match="^expected data that reads single images, got FFCV: take a folder of images"):
+    with pytest.raises(InputError, match="FFCV"):
         prototypes_of(target, beton)
     assert collect_samples(SimpleNamespace(datamodule=beton), {"image": torch.arange(3)}, 2)["image"].tolist() == [0, 1]
 
@@ -152,7 +131,7 @@ def test_text_heads_say_in_one_line_what_is_not_installed(monkeypatch):
     monkeypatch.setattr(library, "create_model", lambda *_, **__: clip())
     with monkeypatch.context() as patch:
         patch.setattr(library, "get_tokenizer", get_tokenizer)
-        with pytest.raises(InputError, match=f"the tokeniser of {QUICK} needs transformers: pip install transformers"):
+        with pytest.raises(InputError, match="transformers"):
             text_embeddings(open_clip_encoder(QUICK, ""), ["ant"], ["{}"])
 
     def create_model(name, **_):
@@ -160,10 +139,10 @@ def test_text_heads_say_in_one_line_what_is_not_installed(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(library, "create_model", create_model)
-        with pytest.raises(InputError, match=f"text tower {QUICK} a on this machine or a network.*no route to host"):
+        with pytest.raises(InputError, match=QUICK):
             open_clip_encoder(QUICK, "a")
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(InputError, match=r"^expected open_clip for text heads, .*-explainers\[clip\]'$"):
+    with pytest.raises(InputError, match=r"open_clip.*\[clip\]"):
         text_of(image_tower(), SimpleNamespace(classes=["a"]))
 
 
