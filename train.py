@@ -89,7 +89,7 @@ def train(cfg: DictConfig) -> float | None:
 
 
 def is_measured(cfg: DictConfig, metrics: Mapping[str, float]) -> bool:
-    """Whether an earlier command of this run has done all: it exported what a validation chooses, as a sweep of λ₂.
+    """Whether an earlier command with fit=false and export=true has left all that this one would, as a sweep of λ₂.
 
     Args:
         cfg: the config of the run, which is that of the earlier command.
@@ -120,7 +120,7 @@ def build_run_trainer(cfg: DictConfig, checkpoint: Path | None, step: int) -> Tr
 def fit_and_measure(
     cfg: DictConfig, trainer: Trainer, module: Any, data: Any, checkpoint: Path | None
 ) -> dict[str, float]:
-    """Fit or only validate, then test where the config asks for it; returns the metrics, none for a complete run."""
+    """Fit or only validate, then test where the config asks for it; returns the metrics; empty if a checkpoint had no step left."""
     if cfg.fit:
         trainer.fit(module, data, ckpt_path=checkpoint)
     else:

@@ -185,6 +185,9 @@ def check_files(cfg: DictConfig, starts: bool) -> None:
     """
     content: Any = OmegaConf.to_container(cfg)  # interpolations stay
     settings = dict(leaves({name: content.get(name) for name in (*MODELS, "explainers", "tasks")}))
+    if OmegaConf.select(cfg, "module.vector.file"):  # in place of the sources
+        sources = ("module.vector.explaining", "module.vector.predicting")
+        settings = {key: value for key, value in settings.items() if not key.startswith(sources)}
     own = {key.split(".", 2)[-1] for key in settings if key.startswith("tasks.")}  # which count, not the common
     for key in (key for key, text in settings.items() if key not in own and isinstance(text, str)):
         name = key.rpartition(".")[2]

@@ -134,15 +134,13 @@ def files(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize(
-    ("call", "given", "named"), REFUSED, ids=lambda each: getattr(each, "__name__", str(each))[:60]
-)
+@pytest.mark.parametrize(("call", "given", "named"), REFUSED)
 def test_bad_input_is_refused(call, given, named, target):
     assert_refused(call, target, given, named)
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize(("images", "named"), IMAGES, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(("images", "named"), IMAGES)
 def test_what_is_no_image_is_refused(images, named, target):
     assert_refused(explain, target, {"images": images() if callable(images) else images}, named)
 
