@@ -120,7 +120,7 @@ def build_run_trainer(cfg: DictConfig, checkpoint: Path | None, step: int) -> Tr
 def fit_and_measure(
     cfg: DictConfig, trainer: Trainer, module: Any, data: Any, checkpoint: Path | None
 ) -> dict[str, float]:
-    """Fit or only validate, then test where the config asks for it; returns the metrics; empty if a checkpoint had no step left."""
+    """Fit or only validate, then test if the config asks for it; returns the metrics, none if no step was left."""
     if cfg.fit:
         trainer.fit(module, data, ckpt_path=checkpoint)
     else:

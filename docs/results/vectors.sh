@@ -52,7 +52,7 @@ digits() {
     'title=A model of ${data.domain} digits that predicts and explains itself' 'hydra.sweep.subdir=${data.domain}'
   python eval.py experiment=studies/vectors_digits trainer=ddp trainer.devices=2
   change default
-  change propagation teacher=propagation ~module.loss.pairs
+  change propagation teacher@module.loss=propagation ~module.loss.pairs
   change alpha module.alpha=0.5
   change decay module.optimizer.weight_decay=0.1
   change pairs module.loss.pairs=8

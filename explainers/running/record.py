@@ -97,7 +97,8 @@ def check_same_run(folder: Path, config: dict[str, Any], record: Mapping[str, An
     before = read_json(folder / "versions.json")
     images, earlier_images = record["images_per_step"], before.get("images_per_step")
     free = MAY_DIFFER + DIVISION * (images is not None and images == earlier_images)
-    old, new = leave_out(earlier, free), leave_out(config, free)
+    both: list[Any] = [earlier, config]
+    old, new = (dict(leaves(leave_out(each, free))) for each in both)
     differences = [f"{key}: {old.get(key)} → {new.get(key)}" for key in new | old if old.get(key) != new.get(key)]
     for key, file in record["files"].items():
         known, now = before.get("files", {}).get(key, file)["sha256"], file["sha256"]
@@ -110,13 +111,20 @@ def check_same_run(folder: Path, config: dict[str, Any], record: Mapping[str, An
         )
 
 
-def leave_out(config: Any, keys: Sequence[str]) -> dict[str, Any]:
-    """Dotted key → value of the leaves of a config that are not below some keys.
+def leave_out(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """A config without some of its dotted keys.
 
     >>> leave_out({"seed": 0, "trainer": {"devices": 2, "precision": "32-true"}}, ["seed", "trainer.devices"])
-    {'trainer.precision': '32-true'}
+    {'trainer': {'precision': '32-true'}}
     """
-    return {key: value for key, value in leaves(config) if not f"{key}.".startswith(tuple(f"{name}." for name in keys))}
+    below: dict[str, list[str]] = {}
+    for first, _, rest in (key.partition(".") for key in keys):
+        below.setdefault(first, []).append(rest)
+    kept = {name: value for name, value in config.items() if "" not in below.get(name, ())}
+    return {
+        name: leave_out(value, below[name]) if name in below and isinstance(value, dict) else value
+        for name, value in kept.items()
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def files_of(group: str) -> set[str]:
 def store_names() -> None:
     """Hand Hydra the options of configs/names, and a task for each data set."""
     store = ConfigStore.instance().store
-    for group in ("data", "metrics", "module"):
+    for group in ("data", "metrics", "module", "projection"):
         for name, content in named_options(group).items():
             store(name, content, group, PACKAGES.get(group))
     for name, figure in named_options("figures").items():

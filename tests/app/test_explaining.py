@@ -200,7 +200,7 @@ def test_auto_says_why_a_shipped_explainer_does_not_do(target, anyhead, monkeypa
 
 
 def test_files_that_cannot_be_read_are_left_out_of_a_folder_and_named(target, tmp_path, monkeypatch):
-    monkeypatch.setattr(choosing, "LARGEST", 2)
+    monkeypatch.setattr(choosing, "LARGEST_BATCH", 2)
     for name in "abd":
         Image.fromarray(PIXELS + ord(name)).save(tmp_path / f"{name}.png")
     (tmp_path / "c.png").write_bytes(b"broken")

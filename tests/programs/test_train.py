@@ -57,7 +57,7 @@ def test_a_finished_run_can_be_run_again_with_moved_data_and_changes_nothing(fin
 
 @pytest.mark.slow
 def test_another_config_in_the_same_folder_is_refused_and_the_key_is_named(finished):
-    with pytest.raises(SystemExit, match=r"explainer\..*hops: \[1\] → \[2\].*name="):
+    with pytest.raises(SystemExit, match=r"explainer\..*hops.*1.* → .*2.*name="):
         train(*RUN, "explainer.hops=[2]", folder=finished)
     assert "- 1\n" in (finished / "config.yaml").read_text()
 
@@ -114,7 +114,7 @@ def test_wandb_is_online_for_those_who_are_logged_in(
     monkeypatch.setattr("wandb.login", lambda **options: asked.append(options) or logged_in)
     cfg = composed(*TVE_RUN, "logger=wandb", f"logger.wandb.offline={offline}", folder=tmp_path)
     given = instantiate(cfg.logger.wandb)._wandb_init
-    assert given["mode"] == mode and "anonymous" not in given
+    assert given["mode"] == mode
     assert all(options == {"prompt": False, "verify": False} for options in asked)  # waits for no key and no network
 
 

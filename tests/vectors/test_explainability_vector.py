@@ -16,7 +16,7 @@ from datamodules.images import Images
 from explainers.saved.weights import part, read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.vectors import Selection, SelfExplaining, VectorSources, explainability_vector
-from explainers.vectors.lambda_sweep import UNCHANGED
+from explainers.vectors.lambda_sweep import UNCHANGED, Point
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.task_arithmetic import cosine, subtract, transfer
 
@@ -81,7 +81,7 @@ def test_where_nothing_is_better_a_test_measures_the_unchanged_model_once(build)
 
 def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, three_files, images, tmp_path):
     module = build()
-    module.best = (1.0, 0.7)
+    module.best = Point(1.0, 0.7)
     path = module.export(tmp_path)
     weights = {role: backbone(file) for role, file in three_files.items()}
     tau = subtract(weights["explaining"], weights["predicting"])
@@ -108,7 +108,7 @@ def test_a_sum_of_vectors_is_computed_measured_and_exported(build, target, grid,
     module = build(vector=sources, lambda_1=0.7, lambda_2=[0.0, 0.4])
     metrics = validate(module).callback_metrics
     assert "val/cosine_1" in metrics and "val/cosine_2" not in metrics  # without a predicting model
-    module.best = (0.7, 0.4)
+    module.best = Point(0.7, 0.4)
     found = backbone(module.export(tmp_path))
     base, onto = target.backbone.state_dict(), backbone(three_files["onto"])
     explaining, predicting, second = (
