@@ -19,7 +19,7 @@ HISTORY = "csv/version_0/metrics.csv"
 class History(Logger):
     """Logs to `csv/version_0/metrics.csv` in the folder of a run; a resumed run continues it.
 
-    The file is written whole, so that a kill leaves no half a row, and a new metric is a new column.
+    Rows are appended. With a new metric, which is a new column, the file is written anew, whole.
     """
 
     name, version = "csv", 0
@@ -27,28 +27,35 @@ class History(Logger):
     def __init__(self, folder: str) -> None:
         super().__init__()
         self.path = Path(folder) / HISTORY
-        self.rows = read_rows(self.path)
+        self.columns = sorted({name for row in read_rows(self.path) for name in row})
+        self.rows: list[dict[str, Any]] = []
+        """Rows that are not written yet."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Add a row."""
         self.rows.append(metrics | {"step": step})
-        if len(self.rows) % 100 == 0:
-            self.save()
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Nothing: config.yaml has them."""
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the file."""
-        if self.rows:
-            write_rows(self.path, self.rows)
+        """Write the new rows; Lightning calls this after each of them."""
+        if not self.rows:
+            return
+        columns = sorted({name for row in self.rows for name in row}.union(self.columns))
+        if columns == self.columns:
+            with open(self.path, "a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, columns).writerows(self.rows)
+        else:
+            write_rows(self.path, [*read_rows(self.path), *self.rows])
+        self.columns, self.rows = columns, []
 
 
 @rank_zero_only
 def forget_later_rows(folder: Path, step: int) -> None:
-    """Remove the rows from a `step` on, which a resumed run logs again, from its history."""
+    """Remove the rows from a `step` on, which a resumed run logs again, from its history, and a line cut by a kill."""
     kept = [row for row in read_rows(folder / HISTORY) if int(row["step"]) < step]
     if kept:
         write_rows(folder / HISTORY, kept)
@@ -57,11 +64,12 @@ def forget_later_rows(folder: Path, step: int) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV file, without empty cells; none if there is no file."""
+    """The rows of a CSV file, without empty cells, and without a last line that a kill has cut; none without a file."""
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8") as file:
-        return [{name: cell for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+        whole = [line for line in file if line.endswith("\n")]
+    return [{name: cell for name, cell in row.items() if cell} for row in csv.DictReader(whole)]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -6,6 +6,7 @@ import pytest
 from commands import csv_rows
 
 from benchmarks.papers.run_figures import loss_curves
+from explainers.running import loggers
 from explainers.running.loggers import HISTORY, History, forget_later_rows
 
 
@@ -64,3 +65,14 @@ def test_figures_leave_out_a_line_that_a_kill_has_cut(tmp_path):
         file.write("0.1,")
     (axis,) = loss_curves({"run": tmp_path / HISTORY}).axes
     assert [list(line.get_xdata()) for line in axis.lines] == [[0, 1, 2]] * 2
+
+
+def test_rows_of_known_columns_are_appended_and_a_line_cut_by_a_kill_is_left_out(tmp_path, monkeypatch):
+    log(tmp_path, (0, {"loss": 0.5}))
+    with monkeypatch.context() as patch:
+        patch.setattr(loggers, "write_rows", None)  # a row costs no more in a long history
+        log(tmp_path, (1, {"loss": 0.25}), (2, {"loss": 0.125}))
+    with open(tmp_path / HISTORY, "a") as file:
+        file.write("0.06")
+    forget_later_rows(tmp_path, 3)
+    assert column(tmp_path, "loss") == ["0.5", "0.25", "0.125"]
