@@ -1,16 +1,14 @@
 """Measures explainers on a data set: the LightningModule of eval.py."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from lightning import LightningModule
 from torch import Tensor
 
-from explainers import Explainer
-from explainers.evaluation.evaluation import Evaluation
 from explainers.evaluation.measurement import Measurement, list_columns
 from explainers.metrics.means import ImageScores
-from explainers.models import TargetModel
 
 
 class EvaluationModule(Measurement, LightningModule):
@@ -19,17 +17,9 @@ class EvaluationModule(Measurement, LightningModule):
     For arguments see `Measurement`.
     """
 
-    def __init__(
-        self,
-        target: TargetModel,
-        explainers: Mapping[str, Explainer],
-        settings: Evaluation,
-        measured: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(target, explainers, settings, measured)
-        self.results: dict[str, dict[str, Any]] = {}
-        self.scores: ImageScores | None = None
-        self.measured: dict[str, Any] = {}
+    results: Mapping[str, dict[str, Any]] = MappingProxyType({})
+    scores: ImageScores | None = None
+    measured: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def columns(self) -> dict[str, str]:
@@ -38,7 +28,7 @@ class EvaluationModule(Measurement, LightningModule):
 
     def identity(self) -> dict[str, Any]:
         """Identity of target and settings; after the test also `images`, `precision` and, with labels, `accuracy`."""
-        return self.target.identity() | self.settings.identity() | self.measured
+        return self.target.identity() | self.settings.identity() | {**self.measured}
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any] | None:
         """Measure a batch, unless an earlier command has measured it."""
@@ -47,8 +37,8 @@ class EvaluationModule(Measurement, LightningModule):
     def on_test_epoch_end(self) -> None:
         self.results, self.scores = self.summarise()
         measured = {"accuracy": self.accuracy.compute().item(), "images": len(self.scores.index)}
-        self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
-        self.measured |= {"precision": self.trainer.precision}
+        known = {key: value for key, value in measured.items() if value == value}  # without NaN
+        self.measured = known | {"precision": self.trainer.precision}
         logged = {f"{name}/{key}": value for name, row in self.results.items() for key, value in row.items()}
-        logged = {key: value for key, value in (logged | self.measured).items() if isinstance(value, float)}
+        logged = {key: value for key, value in (logged | known).items() if isinstance(value, float)}
         self.log_dict(logged, sync_dist=True)  # equal in all processes; without sync_dist Lightning would warn

@@ -1,7 +1,6 @@
 """Trains a model to explain itself for every head, without labels: its teacher is the model before the training."""
 
 import copy
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,9 +10,8 @@ from explainers.learned.network_explainer import gather_processes
 from explainers.learned.sources import Features, Pixels, complete
 from explainers.metrics.means import Mean, Metric, Ratios
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import embed_as_read
-from explainers.vectors.self_explaining import HeadBuilder, LabelBuilder, SelfExplaining, fix_head, learn_last_blocks
+from explainers.vectors.self_explaining import HeadBuilder, LabelBuilder, SelfExplaining, SelfTraining
 
 
 def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:
@@ -71,7 +69,7 @@ class EmbeddingError(Metric):
         return (self.errors / variation.clamp(min=1e-8)).float()
 
 
-class SelfDistillation(TrainingModule):
+class SelfDistillation(SelfTraining):
     """Trains a model to explain its embedding, whatever head is put on it, and to keep the embedding.
 
     It minimises α · L_predict + (1 − α) · L_explain. L_predict is the `relative_error` of the embeddings, which hold
@@ -102,27 +100,15 @@ class SelfDistillation(TrainingModule):
     ) -> None:
         if not 0 < alpha < 1:
             raise InputError(f"expected alpha above 0 and below 1, got {alpha}", "alpha")
-        super().__init__(optimizer, scheduler, frozen=("teacher",))
-        self.explainer = explainer
-        self.head = head
-        self.alpha = alpha
+        super().__init__(explainer, head, alpha, last_blocks, optimizer, scheduler, frozen=("teacher",))
         self.teacher = copy.deepcopy(explainer.target).eval().requires_grad_(False)
         self.loss = loss(self.teacher, explainer.grid)
         self.sources = Pixels(), self.loss, Features(self.teacher)
         self.calibrated = head.patch_scale is not None
-        learn_last_blocks(explainer.target, last_blocks)
         self.predict_loss = EmbeddingError(self.teacher.embed_dim)
         self.explain_loss = Ratios(self.loss.ratios)
         self.accuracy = Mean()
         self.train()  # the trainer keeps the current mode of every module
-
-    def setup(self, stage: str) -> None:
-        """Build the head for the classes of the datamodule."""
-        fix_head(self.explainer, self.head, getattr(self.trainer, "datamodule", None))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Explain the predicted classes of uint8 images (B, C, H, W): heatmaps (B, rows, columns)."""
-        return self.explainer(images)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         rows = complete(batch, self.sources, self.current_epoch)
@@ -159,7 +145,3 @@ class SelfDistillation(TrainingModule):
         self.calibrated = True
         head = self.explainer.target.head
         head.patch_scale *= gather_processes(self.loss.unit(rows) / head.vectors(patches).std()).mean()
-
-    def export(self, folder: Path) -> Path:
-        """Write the trained model, see `SelfExplaining.export`."""
-        return self.explainer.export(folder, self.alpha)

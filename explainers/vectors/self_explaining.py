@@ -194,7 +194,39 @@ LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
 """Builds a source of attributions from the model that they explain, such as `ShapleyLabels`."""
 
 
-class SelfExplainingTraining(TrainingModule):
+class SelfTraining(TrainingModule):
+    """What trainings of a model that explains itself share: the model, its head, α, and the blocks that learn."""
+
+    def __init__(
+        self,
+        explainer: SelfExplaining,
+        head: HeadBuilder,
+        alpha: float,
+        last_blocks: int | None,
+        optimizer: OptimizerBuilder | None,
+        scheduler: SchedulerBuilder | None,
+        frozen: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(optimizer, scheduler, frozen=frozen)
+        self.explainer = explainer
+        self.head = head
+        self.alpha = alpha
+        learn_last_blocks(explainer.target, last_blocks)
+
+    def setup(self, stage: str) -> None:
+        """Build the head for the classes of the datamodule."""
+        fix_head(self.explainer, self.head, getattr(self.trainer, "datamodule", None))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Explain the predicted classes of uint8 images (B, C, H, W): heatmaps (B, rows, columns)."""
+        return self.explainer(images)
+
+    def export(self, folder: Path) -> Path:
+        """Write the trained model, see `SelfExplaining.export`."""
+        return self.explainer.export(folder, self.alpha)
+
+
+class SelfExplainingTraining(SelfTraining):
     """Trains a model to predict labels, and to explain its predictions as labels of attributions do (the paper).
 
     It minimises α · L_predict + (1 − α) · L_explain: the cross entropy, and the mean squared error of the attributions
@@ -227,10 +259,8 @@ class SelfExplainingTraining(TrainingModule):
         if not 0 < alpha <= 1:
             raise InputError(f"expected alpha above 0 and at most 1 (1 learns predictions alone), got {alpha}", "alpha")
         check_positive(patch_scale=head.patch_scale)  # type: ignore[arg-type]
-        super().__init__(optimizer, scheduler, frozen=() if teacher is None else ("teacher",))
-        self.explainer = explainer
-        self.head = head
-        self.alpha = alpha
+        frozen = () if teacher is None else ("teacher",)
+        super().__init__(explainer, head, alpha, last_blocks, optimizer, scheduler, frozen)
         self.teacher: Any = None
         if teacher is not None:
             target = explainer.target
@@ -243,19 +273,10 @@ class SelfExplainingTraining(TrainingModule):
                 advice = "train the prediction-only twin first, with alpha=1"
                 raise InputError(f"expected {wanted}, got none: {advice}", "teacher", "labels", "alpha")
             self.sources.append(labels(self.teacher, explainer.grid))
-        learn_last_blocks(explainer.target, last_blocks)
         self.val_loss = Ratios()
         self.accuracy = Mean()
         self.rank_correlation = RankCorrelation()
         self.train()  # the trainer keeps the current mode of every module
-
-    def setup(self, stage: str) -> None:
-        """Build the head for the classes of the datamodule."""
-        fix_head(self.explainer, self.head, getattr(self.trainer, "datamodule", None))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Explain the predicted classes of uint8 images (B, C, H, W): heatmaps (B, rows, columns)."""
-        return self.explainer(images)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         rows = complete(batch, self.sources, self.current_epoch)
@@ -287,7 +308,3 @@ class SelfExplainingTraining(TrainingModule):
             if self.alpha < 1:
                 loss = loss + (1 - self.alpha) * F.mse_loss(attributions, rows["shapley"])
         return loss
-
-    def export(self, folder: Path) -> Path:
-        """Write the trained model, see `SelfExplaining.export`."""
-        return self.explainer.export(folder, self.alpha)
