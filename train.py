@@ -79,10 +79,11 @@ def train(cfg: DictConfig) -> float | None:
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
     if not cfg.trainer.fast_dev_run:
         write_metrics(folder / METRICS, metrics, cfg.objective)
-    exports = trainer.is_global_zero and not cfg.trainer.fast_dev_run and (cfg.export or checkpoint is not None)
+    wanted = cfg.export or not cfg.fit and checkpoint is not None
+    exports = wanted and trainer.is_global_zero and not cfg.trainer.fast_dev_run
     if exports:
         module.export(folder)
-    summarise(cfg, metrics, time.monotonic() - start, "" if cfg.export else name_weights(cfg, checkpoint))
+    summarise(cfg, metrics, time.monotonic() - start, "" if cfg.fit or cfg.export else name_weights(cfg, checkpoint))
     if exports and cfg.next:
         print("next:", next_command(cfg, str(HydraConfig.get().runtime.choices.get("target")), shorten_path(folder)))
     return metrics.get(cfg.objective)

@@ -88,7 +88,7 @@ def find_classes(session: Session, options: Namespace) -> tuple[list[int], list[
 
 
 def set_passes(sessions: Sequence[Session], passes: int) -> None:
-    """Give explainers another number of forward passes: methods that choose one; those refine all others.
+    """Give explainers another number of forward passes: methods that choose one; others are refined by it.
 
     Raises:
         InputError: if an explainer does not allow this number.
