@@ -69,3 +69,22 @@ class Doctests(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
             obj.docstring.value = DOCTEST.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
+
+
+class UnpackedArguments(griffe.Extension):
+    """Documents the keys of `**name: Unpack[Keys]` as arguments; Griffe's own extension takes them out of `Keys`."""
+
+    def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
+        for parameter in list(func.parameters):
+            if str(parameter.annotation).startswith("Unpack["):
+                keys = func.parent[str(parameter.annotation)[len("Unpack[") : -1]]
+                del func.parameters[parameter.name]
+                for key in keys.attributes.values():
+                    func.parameters.add(
+                        griffe.Parameter(
+                            key.name,
+                            annotation=key.annotation,
+                            kind=griffe.ParameterKind.keyword_only,
+                            default="...",
+                        )
+                    )
