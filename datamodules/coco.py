@@ -4,13 +4,13 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.datasets import ImageFiles, check_below, read_json
+from datamodules.datasets import ImageFiles, Reading, check_below, read_json
 from datamodules.truth import Crop, Size, check_scale
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, several
@@ -28,9 +28,7 @@ def coco_masks(
     annotations: str = "annotations/instances_val2017.json",
     category: str | None = None,
     labelled: bool = False,
-    crop_fraction: float | None = None,
-    limit: int | None = None,
-    skip_corrupt: bool = False,
+    **reading: Unpack[Reading],
 ) -> ImageFiles:
     """Images with the instances of one category: every sample has a `truth` mask, all pixels of these instances.
 
@@ -81,7 +79,7 @@ def coco_masks(
     labels = [order[number] if labelled else -1 for number in categories]
     classes = list(names.values()) if labelled else ()
     files = [paths[i] for i in chosen]
-    return ImageFiles(files, labels, transform, classes, truth, crop_fraction, limit, skip_corrupt)
+    return ImageFiles(files, labels, transform, classes, truth, **reading)
 
 
 def list_instances(annotations: Sequence[Any], category: int | None) -> dict[int, tuple[int, list[Any]]]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -52,6 +52,14 @@ def choose_transform(transform: ImageTransform, crop_fraction: float | None) -> 
     if crop_fraction is None:
         return transform
     return ImageTransform(transform.size, crop_pct=crop_fraction, rounds=False)  # rounded down as in FFCV
+
+
+class Reading(TypedDict, total=False):
+    """How a list of image files becomes samples; see `ImageFiles`."""
+
+    crop_fraction: float | None
+    limit: int | None
+    skip_corrupt: bool
 
 
 class ImageFiles(Dataset[Sample | None]):
@@ -183,12 +191,10 @@ def select_part(files: Sequence[File], held_out: bool | None, root: str | Path) 
 def unlabelled_images(
     roots: Sequence[str] | None,
     transform: ImageTransform,
-    crop_fraction: float | None = None,
-    limit: int | None = None,
-    skip_corrupt: bool = False,
     exclude: Sequence[str] = (),
     root: str | None = None,
     split: str = "train",
+    **reading: Unpack[Reading],
 ) -> ImageFiles:
     """All images below the folders `roots`, with label -1: pre-training needs no labels. See `ImageFiles`.
 
@@ -220,7 +226,7 @@ def unlabelled_images(
     if not paths:
         raise InputError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
     paths = list(select_part(paths, held_out, root or ""))
-    return ImageFiles(paths, [-1] * len(paths), transform, (), None, crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, [-1] * len(paths), transform, **reading)
 
 
 def read_json(path: Path) -> Any:

@@ -6,6 +6,7 @@ For given settings, a canvas depends only on the split, its index and the seed.
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from datamodules.fingerprints import digest
-from datamodules.images import Images
+from datamodules.images import Images, Loading
 from explainers.errors import InputError, check_positive
 
 TASKS: dict[str, tuple[list[str], list[int]]] = {
@@ -176,7 +177,7 @@ class DigitImages(Images):
 
     Args:
         size: split → number of canvases; 6000 (train), 300 (val) and 200 (test) for splits that it leaves out.
-        seed: determines the training order; the canvases are those of the seed 0.
+        loading: see `Images`; the canvases do not depend on its seed, and no further process loads them by default.
     """
 
     def __init__(
@@ -186,11 +187,8 @@ class DigitImages(Images):
         domain: str = "spots",
         scraps: int = 4,
         size: Mapping[str, int] | None = None,
-        batch_size: int = 64,
-        eval_batch_size: int | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
         without: str | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
         sizes = {"train": 6000, "val": 300, "test": 200} | dict(size or {})
         check_positive(**{f"size.{split}": number for split, number in sizes.items()})
@@ -198,4 +196,5 @@ class DigitImages(Images):
             partial(Digits, split, task, sizes[split], image_size, scraps, domain, without=without)
             for split in ("train", "val", "test")
         )
-        super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed)
+        loading.setdefault("num_workers", 0)
+        super().__init__(train, val, test, **loading)

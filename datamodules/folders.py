@@ -4,10 +4,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from datamodules.datasets import ImageFiles, own_folder, select_part
-from datamodules.images import Images
+from datamodules.datasets import ImageFiles, Reading, own_folder, select_part
+from datamodules.images import Images, Loading
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, list_images
 from explainers.images.transform import ImageTransform
@@ -17,11 +17,9 @@ from explainers.saved.files import printable
 def image_folder(
     root: str | Path,
     transform: ImageTransform,
-    crop_fraction: float | None = None,
-    limit: int | None = None,
-    skip_corrupt: bool = False,
     half: int | None = None,
     held_out: bool | None = None,
+    **reading: Unpack[Reading],
 ) -> ImageFiles:
     """Read labelled images, <root>/<class>/<file>.
 
@@ -61,7 +59,7 @@ def image_folder(
             " data.halve=false"
         )
     paths, labels = zip(*files, strict=True)
-    return ImageFiles(paths, labels, transform, classes, None, crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, labels, transform, classes, **reading)
 
 
 def warn_of_classes(folder: Path, classes: Sequence[str], images: Sequence[Sequence[Path]]) -> None:
@@ -131,11 +129,8 @@ class ImageFolders(Images):
         limit: Mapping[str, int | None] | None = None,
         halve: bool = False,
         skip_corrupt: bool = False,
-        batch_size: int = 64,
-        eval_batch_size: int | None = None,
-        num_workers: int = 4,
-        seed: int = 0,
         templates: Sequence[str] = (),
+        **loading: Unpack[Loading],
     ) -> None:
         halves = {"val": 0, "test": 1} if halve and splits.get("val") == splits.get("test") else {}
         build = partial(find_split_folder, root, splits)
@@ -146,4 +141,4 @@ class ImageFolders(Images):
             else partial(build, split, limit=(limit or {}).get(split), half=halves.get(split), **options)
             for split in ("train", "val", "test")
         )
-        super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed, templates)
+        super().__init__(train, val, test, templates, **loading)

@@ -4,12 +4,12 @@ import csv
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 from xml.etree import ElementTree
 
 from timm.data import ImageNetInfo
 
-from datamodules.datasets import ImageFiles, check_below, read_json, spread
+from datamodules.datasets import ImageFiles, Reading, check_below, read_json, spread
 from datamodules.truth import Box, Boxes, Size
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, list_images, several
@@ -36,9 +36,7 @@ def annotated_images(
     transform: ImageTransform,
     annotations: str = "annotations.json",
     classes: str | None = None,
-    crop_fraction: float | None = None,
-    limit: int | None = None,
-    skip_corrupt: bool = False,
+    **reading: Unpack[Reading],
 ) -> ImageFiles:
     """Images with annotated object boxes: every sample has a `truth` mask. For other arguments see `ImageFiles`.
 
@@ -63,7 +61,7 @@ def annotated_images(
         ) from error
     check_below(folder, paths, folder / annotations)
     names = read_json(folder / classes)["wnids"] if classes else ()
-    return ImageFiles(paths, labels, transform, names, Boxes(boxes), crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, labels, transform, names, Boxes(boxes), **reading)
 
 
 def imagenet_boxes(
@@ -71,9 +69,7 @@ def imagenet_boxes(
     transform: ImageTransform,
     boxes: str | None = None,
     images: str | None = None,
-    crop_fraction: float | None = None,
-    limit: int | None = None,
-    skip_corrupt: bool = False,
+    **reading: Unpack[Reading],
 ) -> ImageFiles:
     """Images of ILSVRC 2012 with their boxes: every sample has a `truth` mask. The label is the class of its boxes.
 
@@ -93,18 +89,18 @@ def imagenet_boxes(
     source = find_boxes(folder, boxes)
     if source.suffix == ".json":
         classes = "classes.json" if (folder / "classes.json").is_file() else None
-        return annotated_images(folder, transform, str(source.absolute()), classes, crop_fraction, limit, skip_corrupt)
+        return annotated_images(folder, transform, str(source.absolute()), classes, **reading)
     of_image = {path.stem: path for path in list_images([find_images(folder, images, source)])[0]}
     of_boxes: Any = {path.stem: path for path in source.glob("*.xml")} if source.is_dir() else read_csv(source)
     names = names_in_both(of_image, of_boxes, source)
-    chosen = [names[i] for i in spread(len(names), limit)]
+    chosen = [names[i] for i in spread(len(names), reading.pop("limit", None))]
     known = [of_boxes[name] for name in chosen]
     annotations = read_xml_files(known) if source.is_dir() else known
     sizes = [one.size for one in annotations if one.size is not None]
     truth = Boxes([one.boxes for one in annotations], sizes or None)
     labels = imagenet_labels([one.wnid for one in annotations], source)
     paths = [of_image[name] for name in chosen]
-    return ImageFiles(paths, labels, transform, imagenet_classes(), truth, crop_fraction, None, skip_corrupt)
+    return ImageFiles(paths, labels, transform, imagenet_classes(), truth, **reading)
 
 
 def find_boxes(folder: Path, named: str | None) -> Path:

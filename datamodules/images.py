@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
@@ -24,6 +24,15 @@ def check_same_classes(train: Sequence[str], val: Sequence[str], remedy: str) ->
         )
 
 
+class Loading(TypedDict, total=False):
+    """How samples become batches; see `Images`."""
+
+    batch_size: int
+    eval_batch_size: int | None
+    num_workers: int
+    seed: int
+
+
 class Images(LightningDataModule):
     """Batches from any data sets of samples, see `datamodules`.
 
@@ -33,13 +42,13 @@ class Images(LightningDataModule):
         train: builds the training data set, when it is needed.
         val: builds the validation data set, when it is needed.
         test: builds the test data set, when it is needed.
+        templates: prompts for text heads, with `{}` where the name of a class belongs; empty for general ones.
+        root: one folder for all splits, which is given to the functions that build the data sets; `None` for places of
+            their own.
         batch_size: images per training batch and process.
         eval_batch_size: images per evaluation batch and process; `None` takes `batch_size`.
         num_workers: loader processes, each with one thread; 0 decodes in the main process.
         seed: determines the training order.
-        templates: prompts for text heads, with `{}` where the name of a class belongs; empty for general ones.
-        root: one folder for all splits, which is given to the functions that build the data sets; `None` for places of
-            their own.
     """
 
     def __init__(
@@ -47,12 +56,13 @@ class Images(LightningDataModule):
         train: Callable[[], Dataset] | None = None,
         val: Callable[[], Dataset] | None = None,
         test: Callable[[], Dataset] | None = None,
+        templates: Sequence[str] = (),
+        root: str | None = None,
+        *,
         batch_size: int = 64,
         eval_batch_size: int | None = None,
         num_workers: int = 4,
         seed: int = 0,
-        templates: Sequence[str] = (),
-        root: str | None = None,
     ) -> None:
         super().__init__()
         check_loading(batch_size, eval_batch_size, num_workers)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from datamodules.datasets import ImageFiles, choose_transform, spread
+from datamodules.datasets import ImageFiles, Reading, choose_transform, spread
 from datamodules.ilsvrc import imagenet_classes, imagenet_labels
 from datamodules.truth import Crop, check_scale, is_scaled
 from explainers.errors import InputError, check_range
@@ -33,10 +33,8 @@ def masked_images(
     transform: ImageTransform,
     images: str = "images",
     masks: str = "masks",
-    crop_fraction: float | None = None,
-    limit: int | None = None,
-    skip_corrupt: bool = False,
     mask_value: MaskValue = None,
+    **reading: Unpack[Reading],
 ) -> ImageFiles:
     """Images with masks of their objects, without labels: every sample has a `truth` mask, and the label -1.
 
@@ -58,7 +56,7 @@ def masked_images(
     pairs = pair_files(Path(root), images, masks)
     paths, files = zip(*pairs, strict=True)
     truth = Masks(files, None, ranges)
-    return ImageFiles(paths, [-1] * len(paths), transform, (), truth, crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, [-1] * len(paths), transform, truth=truth, **reading)
 
 
 def class_masks(
@@ -70,9 +68,7 @@ def class_masks(
     ignored: Sequence[int] = (),
     least_area: float = 0.05,
     imagenet: bool = False,
-    crop_fraction: float | None = None,
-    limit: int | None = None,
-    skip_corrupt: bool = False,
+    **reading: Unpack[Reading],
 ) -> ImageFiles:
     """Images with masks whose pixels hold ids of classes. The label of an image is the class with the largest area.
 
@@ -90,14 +86,15 @@ def class_masks(
     Raises:
         InputError: if a folder is missing, no image has a mask, a mask holds an unknown id, or a class is unknown.
     """
-    shown = choose_transform(transform, crop_fraction)
+    shown = choose_transform(transform, reading.get("crop_fraction"))
+    skip_corrupt = reading.get("skip_corrupt", False)
     check_range(0, 1, least_area=least_area)
     folder = Path(root) / images
     pairs = pair_files(Path(root), images, masks)
     folders = (path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = list(classes) if classes else sorted(folders)
     find = partial(largest_class, shown, len(names), ignored, least_area, skip_corrupt)
-    chosen = [pairs[i] for i in spread(len(pairs), limit)]
+    chosen = [pairs[i] for i in spread(len(pairs), reading.get("limit"))]
     ids = []
     with ThreadPoolExecutor() as threads, progress("reading masks", len(chosen), "mask", delay=2) as bar:
         for number in threads.map(find, chosen):
@@ -115,7 +112,7 @@ def class_masks(
     of_samples = [labels[number - 1] for number in numbers]
     truth = Masks(files, numbers)
     of_labels = imagenet_classes() if imagenet else names
-    return ImageFiles(paths, of_samples, shown, of_labels, truth, None, None, skip_corrupt)
+    return ImageFiles(paths, of_samples, shown, of_labels, truth, skip_corrupt=skip_corrupt)
 
 
 def largest_class(

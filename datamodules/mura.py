@@ -1,9 +1,9 @@
 """MURA-v1.1: radiographs of the upper extremity in studies labelled normal or abnormal (Rajpurkar et al., 2018)."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
-from datamodules.datasets import ImageFiles
+from datamodules.datasets import ImageFiles, Reading
 from explainers.errors import InputError, checks_choices
 from explainers.images.listing import existing_folder, list_images
 from explainers.images.transform import ImageTransform
@@ -17,9 +17,7 @@ def mura(
     root: str | Path,
     split: Literal["train", "valid"],
     transform: ImageTransform,
-    crop_fraction: float | None = None,
-    limit: int | None = None,
-    skip_corrupt: bool = False,
+    **reading: Unpack[Reading],
 ) -> ImageFiles:
     """Read the images below <root>/<split>, in the layout that Stanford publishes, with the labels of their studies.
 
@@ -38,7 +36,7 @@ def mura(
     if not paths:
         raise InputError(f"expected images like {LAYOUT}, got none below {Path(root) / split}; correct the root")
     labels = [study_label(path) for path in paths]
-    return ImageFiles(paths, labels, transform, CLASSES, None, crop_fraction, limit, skip_corrupt)
+    return ImageFiles(paths, labels, transform, CLASSES, **reading)
 
 
 def study_label(path: Path) -> int:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torchvision.datasets import CIFAR10, CIFAR100, DTD, GTSRB, MNIST, SUN397, S
 
 from datamodules.datasets import ImageFiles, Sample, choose_transform, spread
 from datamodules.fingerprints import digest
-from datamodules.images import Images
+from datamodules.images import Images, Loading
 from explainers.errors import InputError
 from explainers.images.decoding import convert_to_rgb
 from explainers.images.transform import ImageTransform
@@ -247,10 +247,7 @@ class TorchvisionImages(Images):
         limit: Mapping[str, int | None] | None = None,
         halve: bool = False,
         templates: Sequence[str] = (),
-        batch_size: int = 64,
-        eval_batch_size: int | None = None,
-        num_workers: int = 4,
-        seed: int = 0,
+        **loading: Unpack[Loading],
     ) -> None:
         halves = {"val": 0, "test": 1} if halve and name != "DTD" else {}
         build = partial(torchvision_images, root, name, crop_fraction=crop_fraction, download=download)
@@ -258,4 +255,4 @@ class TorchvisionImages(Images):
             partial(build, split, transform, limit=(limit or {}).get(split), half=halves.get(split))
             for split in ("train", "val", "test")
         )
-        super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed, templates)
+        super().__init__(train, val, test, templates, **loading)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PYTHONPATH = f"{ROOT / 'tests'}:{ROOT / 'tests/programs'}"  # so that a config can name what a test defines
 SMALL_DIGITS = ("data.size.train=16", "data.size.val=8", "data.size.test=7", "data.batch_size=8")
 DIGITS = ("data=digits", *SMALL_DIGITS)
-PAPER_NETWORK = {"width": 24, "heads": 3, "depth": 1, "decoder_width": 24, "decoder_depth": 1, "decoder_heads": 3}
+PAPER_NETWORK = dict.fromkeys(("encoder", "decoder"), "{width:24,heads:3,depth:1}")
 SMALL_PAPER_NETWORK = tuple(f"explainer.network.{key}={value}" for key, value in PAPER_NETWORK.items()) + (
     "explainer.network.head_layers=3",
     "explainer.network.mae=null",

@@ -23,7 +23,6 @@ from explainers.app import choosing
 from explainers.app.page.views import curves
 from explainers.app.session import Session
 from explainers.auditing.hiding import hide
-from explainers.auditing.measures import hide_group
 from explainers.auditing.repair import hide_members
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
 from explainers.evaluation.measurement import check_target
@@ -60,7 +59,7 @@ EXCLUDED = {
     ),
     exported_target: "TargetModel checks its score",
     **dict.fromkeys((check_target, Sweep), "Evaluation checks its curves and removals"),
-    **dict.fromkeys((hide, hide_group, hide_members), "measure_groups and repair check their removal"),
+    **dict.fromkeys((hide, hide_members), "repair checks its removal"),
     ImageTransform: "configs and processors name its resize, which their readers check",
     General: "its class_map is `same` or a list of numbers",
 }

@@ -30,7 +30,7 @@ from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import prototypes_of
 
 LIGHT = partial(LightNetwork, blocks=[0], width=12, depth=1)
-SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
+SMALL = {"encoder": {"width": 16, "depth": 1, "heads": 2}, "decoder": {"width": 8, "depth": 1, "heads": 2}}
 
 
 def transferred(target, grid, **settings):
@@ -69,8 +69,8 @@ REFUSED = [
     (LightNetwork, {"blocks": []}),
     (LightNetwork, {"width": 0}),
     (PaperNetwork, {"head_layers": 1}),
-    (PaperNetwork, {"heads": 3}),
-    (PaperNetwork, {"decoder_width": 0}),
+    (PaperNetwork, {"encoder": {"width": 16, "depth": 1, "heads": 3}}),
+    (PaperNetwork, {"decoder": {"width": 0, "depth": 1, "heads": 2}}),
     (ViTShapleyNetwork, {"ratio": 0}),
     (SelfExplaining, {"temperature": 0}),
     (transferred, {"tolerance": -0.1}),

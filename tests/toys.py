@@ -28,12 +28,8 @@ ADAM = partial(torch.optim.Adam, lr=3e-3)
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
 VECTORS = partial(AnyHeadNetwork, blocks=[0, 1], width=32, depth=1, heads=2, head_width=4)
 PAPER = {
-    "width": 16,
-    "depth": 1,
-    "heads": 2,
-    "decoder_width": 8,
-    "decoder_depth": 1,
-    "decoder_heads": 2,
+    "encoder": {"width": 16, "depth": 1, "heads": 2},
+    "decoder": {"width": 8, "depth": 1, "heads": 2},
     "head_layers": 3,
 }
 """A small size of the paper's network."""

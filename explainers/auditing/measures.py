@@ -11,13 +11,11 @@ from explainers.auditing.groups import Centres, Store
 from explainers.auditing.hiding import PASSES, Hiding, Photos, hide
 from explainers.auditing.suspicion import Usual, suspect
 from explainers.auditing.tally import Candidate, OnObject, Tally, find_share, find_sources, share_places, tally
-from explainers.errors import checks_choices
-from explainers.masking import PatchGrid, Removal
+from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.runtime.progress import show_passes
 
 
-@checks_choices
 def measure_groups(
     store: Store,
     target: TargetModel,
@@ -29,9 +27,7 @@ def measure_groups(
     *,
     hidden: int = 32,
     passes: int = 20_000,
-    removal: Removal = "zero",
     on_object: OnObject | None = None,
-    seed: int = 0,
 ) -> tuple[list[Group], Centres]:
     """Measure all groups, in one pass over the shards and at most `passes` forward passes.
 
@@ -45,14 +41,12 @@ def measure_groups(
         photos: reads photos, whose patches are hidden.
         hidden: number of images of each group whose patches are hidden; 0 for none.
         passes: if all groups need more forward passes, those that are the most suspicious without hiding are measured.
-        removal: what replaces hidden patches.
         on_object: which patches lie on the object, such as `inside_masks`; `None` if it is not known.
-        seed: of the images and of the random patches.
 
     Returns:
         The groups, the most suspicious first, and their centres in this order.
     """
-    sums = tally(store, target, centres, grid.num_patches, on_object, find_sources(names), hidden, seed)
+    sums = tally(store, target, centres, grid.num_patches, on_object, find_sources(names), hidden)
     groups = [describe_group(sums, index, grid, names) for index in range(len(centres.classes))]
     usual = [find_usual(sums, index, grid) for index in range(len(groups))]
     groups = [_with_suspicion(group, usual[group.index], None, classes) for group in groups]
@@ -63,7 +57,7 @@ def measure_groups(
         print(f"hidden: {most} of {len(groups)} groups, for at most {passes:,} passes", file=sys.stderr)
     with show_passes("hiding groups", sum(PASSES * len(sums.drawn[index]) for index in chosen[:most])):
         for index in chosen[:most]:
-            found = hide_group(target, grid, sums.drawn[index], photos, groups[index].class_index, removal, seed)
+            found = hide_group(target, grid, sums.drawn[index], photos, groups[index].class_index)
             groups[index] = _with_suspicion(groups[index], usual[index], found, classes)
     order = sorted(range(len(groups)), key=lambda index: (not groups[index].is_alarm, -groups[index].suspicion))
     return [replace(groups[old], index=new) for new, old in enumerate(order)], centres.select(order)
@@ -106,8 +100,6 @@ def hide_group(
     drawn: Sequence[Candidate],
     photos: Photos,
     predicted: int,
-    removal: Removal = "zero",
-    seed: int = 0,
 ) -> Hiding | None:
     """Hide the patches of a group, see `hide`; `None` if fewer than 2 images can be read."""
     images, numbers = photos([each.number for each in drawn])
@@ -117,7 +109,7 @@ def hide_group(
     patches = {each.number: list(each.patches) for each in drawn}
     for row, number in zip(gone, numbers, strict=True):
         row[patches[number]] = True
-    return hide(target, grid, images, torch.tensor(numbers), gone, predicted, removal, seed)
+    return hide(target, grid, images, torch.tensor(numbers), gone, predicted)
 
 
 def find_usual(sums: Tally, index: int, grid: PatchGrid) -> Usual:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Unpack, get_origin, get_type_hints
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -171,7 +171,9 @@ def read_hints(target: str) -> dict[str, Any]:
         built: Any = get_object(target)
         function = built.__init__ if isinstance(built, type) else built  # type: ignore[misc]
         known = inspect.signature(function).parameters
-        return {name: hint for name, hint in get_type_hints(function).items() if name in known}
+        hints = {name: hint for name, hint in get_type_hints(function).items() if name in known}
+        unpacked = [hint.__args__[0] for hint in hints.values() if get_origin(hint) is Unpack]
+        return hints | {name: hint for keys in unpacked for name, hint in get_type_hints(keys).items()}
     except (ImportError, NameError, TypeError, ValueError, HydraException):
         return {}
 

@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -110,6 +110,19 @@ def _download(source: str) -> Path:
 NORM: Any = partial(nn.LayerNorm, eps=1e-6)  # as in the official masked autoencoder
 
 
+class Transformer(TypedDict):
+    """Size of a transformer: channels, blocks, and attention heads of a block."""
+
+    width: int
+    depth: int
+    heads: int
+
+
+ENCODER: Transformer = {"width": 768, "depth": 12, "heads": 12}
+DECODER: Transformer = {"width": 512, "depth": 8, "heads": 16}
+"""Sizes of the base model of He et al., which the TVE paper has."""
+
+
 class MaskedAutoencoder(nn.Module):
     """Encoder and decoder of a masked autoencoder (He et al., 2022), applied to the whole image without masking.
 
@@ -120,21 +133,20 @@ class MaskedAutoencoder(nn.Module):
     def __init__(
         self,
         grid: PatchGrid,
-        width: int = 768,
-        depth: int = 12,
-        heads: int = 12,
-        decoder_width: int = 512,
-        decoder_depth: int = 8,
-        decoder_heads: int = 16,
+        encoder: Transformer = ENCODER,
+        decoder: Transformer = DECODER,
         reconstruct: bool = True,
     ) -> None:
         super().__init__()
-        check_positive(depth=depth, decoder_depth=decoder_depth)
-        for name, channels, count in (("width", width, heads), ("decoder_width", decoder_width, decoder_heads)):
-            if min(channels, count) <= 0 or channels % 4 or channels % count:
+        for part, size in (("encoder", encoder), ("decoder", decoder)):
+            check_positive(**{f"{part}.depth": size["depth"]})
+            channels, heads = size["width"], size["heads"]
+            if min(channels, heads) <= 0 or channels % 4 or channels % heads:
                 raise InputError(
-                    f"expected a {name} that is a multiple of 4 and of {count} heads, got {name}={channels}"
+                    f"expected {part}.width as a multiple of 4 and of {heads} heads, got {part}.width={channels}"
                 )
+        width, decoder_width = encoder["width"], decoder["width"]
+        depth, heads = encoder["depth"], encoder["heads"]
         self.encoder = VisionTransformer(
             grid.image_size, grid.patch_size, num_classes=0, embed_dim=width, depth=depth, num_heads=heads
         )
@@ -142,7 +154,7 @@ class MaskedAutoencoder(nn.Module):
         self.decoder_embed = nn.Linear(width, decoder_width)
         self.decoder_pos_embed = nn.Parameter(sincos_positions(grid, decoder_width), requires_grad=False)
         self.decoder_blocks = nn.Sequential(
-            *(Block(decoder_width, decoder_heads, qkv_bias=True, norm_layer=NORM) for _ in range(decoder_depth))
+            *(Block(decoder_width, decoder["heads"], qkv_bias=True, norm_layer=NORM) for _ in range(decoder["depth"]))
         )
         self.decoder_norm = NORM(decoder_width)
         pixels = 3 * grid.patch_size**2

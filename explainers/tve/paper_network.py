@@ -12,7 +12,7 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import zero_to_one
 from explainers.saved.files import is_first_process
-from explainers.tve.masked_autoencoder import MaskedAutoencoder, read_mae
+from explainers.tve.masked_autoencoder import DECODER, ENCODER, MaskedAutoencoder, Transformer, read_mae
 
 
 class FFN(nn.Module):
@@ -54,12 +54,8 @@ class PaperNetwork(nn.Module):
         grid: the patches of an image.
         mae: initial weights of the autoencoders, see `read_mae`; the paper has hf://facebook/vit-mae-base. `None` for
             random ones.
-        width: width of the encoder, in channels.
-        depth: number of blocks of the encoder.
-        heads: number of attention heads of the encoder.
-        decoder_width: width of the decoder, in channels.
-        decoder_depth: number of blocks of the decoder.
-        decoder_heads: number of attention heads of the decoder.
+        encoder: size of the encoders.
+        decoder: size of the decoders.
         reconstruct: read the pixels that the autoencoder reconstructs; otherwise the tokens of the decoder.
         head_layers: number of FFN layers of each head.
         token_mixing: use the head of the released code, see `ffn_layers`.
@@ -76,12 +72,8 @@ class PaperNetwork(nn.Module):
         target: TargetModel,
         grid: PatchGrid,
         mae: str | None = None,
-        width: int = 768,
-        depth: int = 12,
-        heads: int = 12,
-        decoder_width: int = 512,
-        decoder_depth: int = 8,
-        decoder_heads: int = 16,
+        encoder: Transformer = ENCODER,
+        decoder: Transformer = DECODER,
         reconstruct: bool = True,
         head_layers: int = 17,
         token_mixing: bool = False,
@@ -90,19 +82,14 @@ class PaperNetwork(nn.Module):
         super().__init__()
         check_range(2, head_layers=head_layers)
         self.mae = mae
-        self.width = width
-        self.depth = depth
-        self.heads = heads
-        self.decoder_width = decoder_width
-        self.decoder_depth = decoder_depth
-        self.decoder_heads = decoder_heads
+        self.encoder = dict(encoder)
+        self.decoder = dict(decoder)
         self.reconstruct = reconstruct
         self.head_layers = head_layers
         self.token_mixing = token_mixing
         self.shared_trunk = shared_trunk
         self.autoencoders = nn.ModuleList(
-            MaskedAutoencoder(grid, width, depth, heads, decoder_width, decoder_depth, decoder_heads, reconstruct)
-            for _ in range(1 if shared_trunk else 2)
+            MaskedAutoencoder(grid, encoder, decoder, reconstruct) for _ in range(1 if shared_trunk else 2)
         )
         if mae is not None:
             self._load(mae)

@@ -13,7 +13,7 @@ from explainers.models.inputs import validate_classes, zero_to_one
 from explainers.shapley import FastSHAPNetwork
 from explainers.tve import PaperNetwork
 
-SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
+SMALL = {"encoder": {"width": 16, "depth": 1, "heads": 2}, "decoder": {"width": 8, "depth": 1, "heads": 2}}
 NORMALISING = {
     "target": lambda target, grid: target,
     "normalise": lambda target, grid: target.normalise,

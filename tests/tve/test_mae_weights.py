@@ -16,7 +16,7 @@ from explainers.tve import masked_autoencoder
 from explainers.tve.masked_autoencoder import MaskedAutoencoder, read_mae
 from explainers.tve.paper_network import PaperNetwork
 
-TINY = {"width": 16, "depth": 2, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
+TINY = {"encoder": {"width": 16, "depth": 2, "heads": 2}, "decoder": {"width": 8, "depth": 1, "heads": 2}}
 
 
 def mae_checkpoint(grid, width=16, depth=2, decoder_width=8, decoder_depth=1, decoder=True):

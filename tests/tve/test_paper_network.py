@@ -9,7 +9,7 @@ from explainers.masking import PatchGrid
 from explainers.tve.masked_autoencoder import MaskedAutoencoder, sincos_positions
 from explainers.tve.paper_network import FFN, PaperNetwork, ffn_layers
 
-TINY = {"width": 16, "depth": 2, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
+TINY = {"encoder": {"width": 16, "depth": 2, "heads": 2}, "decoder": {"width": 8, "depth": 1, "heads": 2}}
 
 
 @pytest.fixture
