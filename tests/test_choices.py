@@ -15,7 +15,6 @@ import explainers
 from benchmarks.papers.approximation import Subsets
 from benchmarks.papers.general import General
 from datamodules.datasets import unlabelled_images
-from eval import list_explainers
 from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
@@ -36,6 +35,7 @@ from explainers.models.scores import log_odds, log_probabilities, scale_logits
 from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import label_methods
 from explainers.report.results import read_results
+from explainers.running.rows import list_explainers
 from explainers.runtime.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss

@@ -2,7 +2,8 @@
 
 A command starts and ends in `program`: it locks the `folder` of its run and answers `signals`. It checks the `settings`
 of its config, writes the `record` of the run, and starts its other `processes`; `trainer` builds Lightning's trainer.
-`targets` hands Hydra a config of every short name and of every model of timm that a command names.
+`rows` says which numbers an evaluation measures again. `targets` hands Hydra a config of every short name and of every
+model of timm that a command names.
 
 On Ctrl-C or SIGTERM, a command first ends the processes that it has started, then exits with 128 + the number of the
 signal (`signals`). Before that, a training finishes its step and writes `last.ckpt` (`callbacks/last_checkpoint.py`),

@@ -9,7 +9,7 @@ from commands import NO_FIGURES, QUIET, draw_images, evaluate, train
 from test_errors import error
 
 import eval as evaluation
-from eval import list_rows
+from explainers.running.rows import list_rows
 
 FOLDER = ("target=tiny", "data=folder", "data.num_workers=0", "data.batch_size=4", "logger=csv", *QUIET)
 HEAD = ("experiment=linear_head", *FOLDER, "cache=none")

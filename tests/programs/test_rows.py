@@ -9,7 +9,7 @@ from commands import composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from eval import BATCHES, NOT_MEASURED, hash_files, list_settings
+from explainers.running.rows import BATCHES, NOT_MEASURED, hash_files, list_settings
 from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (
