@@ -49,7 +49,7 @@ def count_public_names():
 
 
 def count_long_functions():
-    """Functions of the library, the data modules and the callbacks whose body has over 50 lines, without its docstring."""
+    """Functions of the library, the data modules and the callbacks with over 50 lines, without the docstring."""
     long = 0
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text())):
