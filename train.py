@@ -37,13 +37,13 @@ def check(cfg: DictConfig) -> None:
     use_weights(cfg)
     if cfg.trainer.fast_dev_run:
         use_random_weights(cfg)
-    find_checkpoint(cfg.ckpt_path, last_checkpoint())
+    find_checkpoint(cfg.ckpt_path, own_checkpoint())
     splits = ("train", "val", "test") if cfg.test else ("train", "val")
     check_places("data", cfg.data, splits)
     check_files(cfg, starts=not (run_dir() / METRICS).exists())
 
 
-def last_checkpoint() -> Path:
+def own_checkpoint() -> Path:
     """The checkpoint that this run resumes from."""
     return run_dir() / CHECKPOINTS / "last.ckpt"
 
@@ -56,10 +56,11 @@ def train(cfg: DictConfig) -> float | None:
 
     check_settings(cfg)
     folder, start = run_dir(), time.monotonic()
-    checkpoint = find_checkpoint(cfg.ckpt_path, last_checkpoint())
-    step, metrics = read_progress(checkpoint)
-    if cfg.fit and 0 < cfg.trainer.max_steps < step:
-        raise InputError(f"expected trainer.max_steps={step} or more, which this run has done", "max_steps")
+    checkpoint = find_checkpoint(cfg.ckpt_path, own_checkpoint())
+    step, epoch, metrics = read_progress(checkpoint)
+    for setting, done in (("max_steps", step), ("max_epochs", epoch)):
+        if cfg.fit and 0 < (cfg.trainer[setting] or 0) < done:
+            raise InputError(f"expected trainer.{setting}={done} or more, which this run has done", setting)
     metrics |= read_json(folder / METRICS)
     seed_everything(cfg.seed, workers=True, verbose=False)
     with program.once(cfg.trainer):

@@ -37,13 +37,13 @@ def build_trainer(settings: DictConfig, **parts: Any) -> Trainer:
     return trainer
 
 
-def read_progress(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
-    """Number of training steps before a checkpoint, and its metrics; 0 and none without one."""
+def read_progress(checkpoint: Path | None) -> tuple[int, int, dict[str, float]]:
+    """Number of training steps and of epochs before a checkpoint, and its metrics; 0, 0 and none without one."""
     if checkpoint is None:
-        return 0, {}
+        return 0, 0, {}
     try:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        return int(saved["global_step"]), dict(saved.get("metrics", {}))
+        return int(saved["global_step"]), int(saved["epoch"]), dict(saved.get("metrics", {}))
     except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or another kind of file: resume from"

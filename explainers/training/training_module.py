@@ -168,7 +168,7 @@ class TrainingModule(LightningModule):
             return f": {precision[0]}" if precision else ""
         clip = [] if trainer.gradient_clip_val else ["set gradient_clip_val=1"]
         attempts = ", or ".join(["lower lr=", *clip, *precision])
-        path = last_checkpoint(trainer)
+        path = newest_checkpoint(trainer)
         kept = f"ckpt_path={path} is the last finite checkpoint" if path else "no checkpoint is written yet"
         return f" (learning rate {max(rates):.3g}): {attempts}; {kept}"
 
@@ -307,7 +307,7 @@ class ExplainerTraining(TrainingModule):
         return self.explainer.export(folder)
 
 
-def last_checkpoint(trainer: Trainer) -> Path | None:
+def newest_checkpoint(trainer: Trainer) -> Path | None:
     """The newest file that the checkpoint callbacks of a trainer have written; `None` before the first one."""
     names = ("last_model_path", "best_model_path")
     paths = [Path(getattr(callback, name, "")) for callback in trainer.checkpoint_callbacks for name in names]
