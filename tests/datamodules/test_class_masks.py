@@ -83,12 +83,6 @@ def test_imagenet_s_has_the_labels_of_imagenet_and_leaves_out_small_objects(tmp_
     assert before["label"] != after["label"] and before["truth"] != after["truth"]
 
 
-def test_without_an_object_that_is_large_enough_nothing_is_left(tmp_path):
-    write_ids(tmp_path, "a", regions((0, 20), (3, 20)))
-    with pytest.raises(InputError, match="least_area|90 %"), pytest.warns(UserWarning, match="left out"):
-        class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y", "z"], least_area=0.9)
-
-
 def write_coco(root, annotations, size=(40, 30)):
     (root / "val2017").mkdir(exist_ok=True), (root / "annotations").mkdir(exist_ok=True)
     images = [{"id": i, "file_name": f"{i:012d}.jpg", "width": size[0], "height": size[1]} for i in (7, 3)]
@@ -116,12 +110,6 @@ def test_the_instances_of_the_largest_category_are_the_truth(tmp_path):
     columns = [dataset[i]["truth"].all(0).nonzero().flatten().tolist() for i in range(2)]  # the crop starts at column 5
     assert columns == [[*range(5), *range(15, 30)], [*range(5)]]
     assert coco_masks(tmp_path, ImageTransform((30, 30))).labels.tolist() == [-1, -1]
-
-
-def test_a_category_may_be_named(tmp_path):
-    with pytest.warns(UserWarning, match=r"left out: 1 file \(000000000007.jpg\) without instances of zebra"):
-        dataset = coco_masks(write_coco(tmp_path, BOTH), ImageTransform((30, 30)), category="zebra")
-    assert [dataset.path(i).name for i in range(len(dataset))] == ["000000000003.jpg"]
 
 
 @pytest.mark.parametrize("name", ["../secret.jpg", "{elsewhere}/secret.jpg", "link.jpg", "folder/secret.jpg", "\0.jpg"])

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
-from explainers.errors import UnsupportedModel
 from explainers.learned.trunk import default_blocks
 from explainers.masking import PatchGrid
 from explainers.models import as_target
@@ -187,19 +186,6 @@ def test_every_listed_method_runs_and_no_other_is_built(kind, images):
         assert (heatmaps.flatten(1).std(1) > 0).all(), name
 
 
-def test_black_boxes_have_the_maps_of_score_cam_and_no_gradients_for_others():
-    target = as_target(lively(BlackBox), **STATED)
-    for method, wanted in {
-        "Saliency": "a model whose layers all have gradients",
-        "GradCAM": "a model with layers of tokens or of square feature maps",
-        "DecompX-PLUS": "a transformer with blocks of attention and MLP that normalise their inputs",
-    }.items():
-        with pytest.raises(UnsupportedModel) as error:
-            posthoc.build(method, target, target.grid)
-        assert str(error.value).startswith(f"expected {wanted} for {method}, got BlackBox")
-        assert str(error.value).endswith(": take one of LIME, Occlusion, RISE, ScoreCAM")
-
-
 def few_at_once(most):
     """A net that takes batches of a few images."""
 
@@ -237,13 +223,6 @@ def test_modules_of_other_types_are_computed_in_float32(kind, dtype, images):
     model.load_state_dict(own)
     torch.testing.assert_close(found(images), as_target(model, **STATED)(images), rtol=1e-4, atol=1e-4)
     assert next(found.parameters()).dtype == torch.float32
-
-
-def test_probabilities_are_explained_as_values_if_that_is_asked_for(images):
-    model = Net(lambda y: y.sigmoid()).eval()
-    with torch.no_grad():
-        target = as_target(model, **STATED, score="value")
-        torch.testing.assert_close(target(images), model(target.normalise(images)))
 
 
 def test_networks_of_tve_and_anyhead_read_the_last_feature_map(images):

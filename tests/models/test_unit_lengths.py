@@ -13,7 +13,7 @@ from explainers.errors import InputError
 from explainers.likeness import vectors_of
 from explainers.models import TargetModel, as_target
 from explainers.models.functionals import head_functionals
-from explainers.models.heads import NoHead, ProjectedHead, TextProjection
+from explainers.models.heads import NoHead, ProjectedHead
 from explainers.models.plain import PlainBackbone
 
 STATED = {"mean": 0.5, "std": 0.5, "image_size": 32}
@@ -124,15 +124,6 @@ def test_rows_of_length_1_are_embeddings_which_are_compared_as_the_model_does(ki
     assert nearest.similarity == pytest.approx(found.similarity, abs=1e-5)
     for settings in ({"score": "softmax"}, {"classes": list("abcdefgh")[: own.shape[1]]}):
         assert kind == "of a ViT" or as_target(net, **STATED, **settings).num_classes == own.shape[1]
-
-
-def test_image_towers_are_compared_after_their_projection(nothing_shipped):
-    target = TargetModel(timm_model(num_classes=0), TextProjection(PROJECTION)).eval()
-    found = explainers.compare(*PHOTOS, target)
-    with torch.no_grad():
-        own, other = (target.embed(target.normalise(seen[None])) @ PROJECTION.mT for seen in (found.image, found.other))
-    assert found.similarity == pytest.approx(F.cosine_similarity(own, other).item(), abs=1e-5)
-    assert found.pairs.sum().item() == pytest.approx(found.similarity, abs=1e-4)
 
 
 def test_vectors_after_a_projection_are_its_products_over_the_length(images):
