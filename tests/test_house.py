@@ -80,10 +80,6 @@ def budgets():
     return {what: int(most.replace(",", "")) for what, most in re.findall(r"^\| (.+?) \| ([\d,]+) \|", section, re.M)}
 
 
-def test_blank_lines_comments_and_docstrings_are_no_code():
-    assert find_code_lines('"""Doc."""\n\n# why\nx = [\n    1,  # one\n]\n') == {4, 5, 6}
-
-
 def test_the_table_has_a_line_for_everything_that_is_counted():
     assert list(budgets()) == list(COUNTS)
 

@@ -176,27 +176,3 @@ def test_predicted_and_other_are_the_most_likely_class_and_one_of_the_next(class
     order = [0, 1, *range(3, classes)][:likely]
     assert counts[order].sum() == 4000
     assert (counts[order] - 4000 / likely).abs().max() < 5 * (4000 / likely) ** 0.5
-
-
-def test_differences_are_of_two_classes_and_all_pairs_are_drawn_equally_often():
-    rows = torch.randn(5, 24)
-    pairs = [(i, j) for i in range(5) for j in range(5) if i != j]
-    found = draw(["difference"], rows, torch.arange(4000))[:, 0]
-    assert (found.norm(dim=-1) > 0.99).all()
-    counts = nearest(found, torch.stack([rows[i] - rows[j] for i, j in pairs])).bincount(minlength=20)
-    assert (counts - 200).abs().max() < 5 * 200**0.5
-
-
-@pytest.mark.parametrize("kind", ["mixture", "isotropic"])
-def test_mixtures_vary_like_the_rows_and_isotropic_ones_in_all_directions(kind):
-    """Of unit length both: so do the directions of normal ones."""
-    rows = torch.randn(5, 8) * torch.tensor([3.0, 1, 1, 1, 1, 1, 0.3, 0.1]) + 5
-    found = draw([kind], rows, torch.arange(30_000))[:, 0]
-    wanted = torch.randn(30_000, 8)
-    if kind == "mixture":
-        centred = rows - rows.mean(0)
-        values, axes = torch.linalg.eigh(centred.mT @ centred)
-        wanted = wanted * values.clamp(min=0).sqrt() @ axes.mT
-    wanted = F.normalize(wanted, dim=-1)
-    assert found.mean(0).abs().max() < 0.03
-    torch.testing.assert_close(found.mT @ found / 30_000, wanted.mT @ wanted / 30_000, rtol=0, atol=0.02)

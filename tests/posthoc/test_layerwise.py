@@ -124,14 +124,6 @@ def test_functionals_of_outputs_are_rows_of_the_head_and_their_contrasts(make_mo
             torch.testing.assert_close(found[output][i] / scale, functional / scale, rtol=1e-3, atol=1e-4)
 
 
-def test_the_log_odds_of_a_single_logit_are_the_logit(make_model):
-    """Its head has the two logits ∓ z / 2."""
-    target, embeddings = TargetModel(make_model(num_classes=1), score="sigmoid").eval(), torch.randn(2, 24)
-    of_half = class_functionals(target, embeddings, torch.tensor([1, 0]))
-    assert of_half.abs().max() > 0
-    torch.testing.assert_close(class_functionals(target, embeddings, torch.tensor([1, 0]), "log_odds"), 2 * of_half)
-
-
 @pytest.mark.parametrize("method", [GradCAM, DecompX, ResLRP])
 def test_plus_sums_feature_maps_of_a_swin_on_one_grid(make_target, grid, images, method):
     """The layers have 8 × 8, 8 × 8 and 4 × 4 positions, and the grid 4 × 4 patches."""

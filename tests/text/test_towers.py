@@ -46,14 +46,6 @@ def test_the_text_tower_follows_from_timms_name(name, model, weights):
     assert tower_of(name, model, "") == (model, "")
 
 
-def test_a_resized_image_tower_keeps_its_text_tower():
-    target = shapes("vit_base_patch16_clip_224.laion2b")
-    target.backbone.set_input_size(img_size=(448, 448))
-    target.backbone.pretrained_cfg["input_size"] = (3, 448, 448)  # as `as_target` does for image_size=
-    open_clip()
-    assert text_tower(target) == ("ViT-B-16", "laion2b_s34b_b88k")
-
-
 def small_tower(name):
     """The tower of a small CLIP for an image tower of 2 layers and of width 24 that computes GELU."""
     open_clip()  # with the small towers of these tests

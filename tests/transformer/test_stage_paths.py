@@ -9,8 +9,7 @@ from conftest import timm_model, wake
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.masking import PatchGrid
-from explainers.transformer.direct_paths import default_direct
-from explainers.transformer.stage_paths import default_stages, record_stage_paths, stage_paths, sum_stage_paths
+from explainers.transformer.stage_paths import default_stages, record_stage_paths, stage_paths
 
 MODELS = {
     "test_resnet": {},
@@ -73,17 +72,6 @@ def test_every_position_is_shared_out_by_the_change_of_the_stage(target):
 
 
 @torch.no_grad()
-def test_products_and_few_patches_are_those_of_all_vectors(target):
-    _, _, record = record_stage_paths(target, target.normalise(images(target)), default_stages(target))
-    paths, functionals = stage_paths(record), torch.randn(2, 4, target.embed_dim)
-    products = stage_paths(record, functionals)
-    assert (products - paths @ functionals[:, None].mT).abs().max() < 1e-4 * products.abs().max()
-    patches, weights = torch.tensor([[3, 1], [0, 2]]), torch.rand(2, 2, paths.shape[1])
-    expected = torch.stack([torch.einsum("pl,lpd->pd", weights[b], paths[b][:, patches[b]]) for b in range(2)])
-    assert (sum_stage_paths(record, patches, weights) - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
-@torch.no_grad()
 def test_a_planted_patch_is_found_at_its_row_and_column():
     target = timm_model("test_resnet", as_target=True)
     method, size = posthoc.build("StagePaths", target, target.grid), target.grid.patch_size
@@ -117,7 +105,3 @@ def test_an_untrained_anyhead_is_the_sum_of_the_paths(target):
 @pytest.mark.parametrize("name", ["test_vit", "mobilenetv3_small_050", "test_convnext"])
 def test_models_whose_embedding_is_no_mean_of_a_map_have_none(name):
     assert default_stages(timm_model(name, as_target=True)) == []
-
-
-def test_stages_are_no_blocks_of_direct_paths(target):
-    assert default_direct(target) == []
