@@ -68,21 +68,6 @@ def test_a_head_that_is_not_linear_is_refused(kind):
         class_rows(NONLINEAR[kind], 24, torch.zeros(1))
 
 
-@pytest.mark.parametrize("projected", [False, True])
-def test_a_head_that_divides_by_the_length_has_directions(projected):
-    """They are its rows at embeddings of length 1, and all that a loss without lengths needs."""
-    weight, projection = torch.randn(5, 8 if projected else 24), torch.randn(8, 24) if projected else None
-    head = FixedHead(weight, projection, scale=3.0)
-    embedding = torch.randn(24)
-    length = (embedding if projection is None else projection @ embedding).norm()
-    found = class_rows(head, 24, embedding, directions=True)
-    torch.testing.assert_close(3 / length * found @ embedding, head(embedding), rtol=1e-4, atol=1e-5)
-    linear = FixedHead(weight, projection, normalise=False, scale=3.0)
-    torch.testing.assert_close(class_rows(linear, 24, embedding, directions=True), 3 * found, rtol=1e-4, atol=1e-4)
-    with pytest.raises(InputError, match="linear head"):
-        class_rows(NONLINEAR["activation"], 24, embedding, directions=True)
-
-
 @pytest.mark.parametrize("temperature", [None, 0.5, 1.0, math.inf])
 def test_a_score_has_the_derivative_that_loops_and_autograd_find(temperature):
     head, embeddings = nn.Linear(24, 5), (3 * torch.randn(4, 24)).requires_grad_()

@@ -96,12 +96,6 @@ def test_pairs_have_one_name_in_any_folder_and_what_is_alone_is_counted_and_name
     assert dataset.classes == [] and dataset.labels.tolist() == [-1, -1]
 
 
-def test_boxes_may_be_in_pixels_of_a_larger_image():
-    crop = Crop((30, 40), ImageTransform((30, 30)))
-    small, large = Boxes([[(10, 3, 20, 15)]]), Boxes([[(20, 6, 40, 30)]], [(60, 80)])
-    assert torch.equal(small.mask(0, crop), large.mask(0, crop)) and small.mask(0, crop).any()
-
-
 def test_a_fingerprint_changes_with_the_masks_alone(tmp_path):
     write_pair(tmp_path)
     before = masked_images(tmp_path, ImageTransform((8, 8))).fingerprint()

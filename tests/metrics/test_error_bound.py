@@ -39,11 +39,3 @@ def test_the_metric_takes_the_means_over_the_patches_that_are_covered():
     means = [sum(column) / len(covered) for column in zip(*covered, strict=True)]
     expected = dict(zip(("epsilon", "bound", "error"), means, strict=True)) | {"covered": len(covered) / 21}
     assert {name: value.item() for name, value in metric.compute().items()} == pytest.approx(expected, rel=1e-4)
-
-
-def test_where_no_patch_is_covered_there_are_no_means():
-    metric = ErrorBound()
-    metric.update(torch.zeros(4, 2), torch.full((4, 2), -torch.inf))
-    found = metric.compute()
-    assert found.pop("covered") == 0
-    assert all(value.isnan() for value in found.values())

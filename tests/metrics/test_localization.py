@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import references_localization as slow
 import torch
-from sklearn.metrics import accuracy_score, average_precision_score, jaccard_score
+from sklearn.metrics import average_precision_score
 from torch.nn import functional as F
 
 from explainers.metrics.localization import (
@@ -10,7 +10,6 @@ from explainers.metrics.localization import (
     THRESHOLDS,
     BoxAccuracy,
     PointingGame,
-    Segmentation,
     average_precision,
     box_hits,
     segmentation,
@@ -81,28 +80,6 @@ def test_segmentation_is_that_of_the_released_code_pixel_by_pixel(heatmaps, trut
         assert (intersection * 128, union * 128) == pytest.approx(areas)
         assert 1 + intersection - union == pytest.approx(correct / 128)
         assert precision == pytest.approx(expected, abs=1e-12)
-
-
-def test_segmentation_agrees_with_scikit_learn_where_weights_of_interpolation_are_inexact():
-    heatmaps = torch.cat([torch.randn(1, 5, 5), 0.3 * torch.randint(-1, 2, (1, 5, 5))])
-    truth = torch.rand(2, 70, 70) < 0.3
-    metric = Segmentation()
-    metric.update(heatmaps, truth)
-    pixels = F.interpolate(heatmaps[:, None].double(), 70, mode="bilinear")
-    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
-    res = ((pixels - low) / (high - low)).round(decimals=9)
-    labels, predicted = truth.flatten(), (res > res.mean((2, 3), keepdim=True)).flatten()
-    planes = torch.cat([1 - res, res], 1).round(decimals=9).flatten(1)
-    classes = torch.stack([~truth, truth], 1).flatten(1)
-    expected = {
-        "pixel_accuracy": accuracy_score(labels, predicted),
-        "mean_iou": jaccard_score(labels, predicted, average="macro"),
-        "mean_average_precision": np.mean(
-            [average_precision_score(*pair) for pair in zip(classes, planes, strict=True)]
-        ),
-    }
-    found = metric.compute()
-    assert {name: found[name].item() for name in expected} == pytest.approx(expected, abs=1e-7)
 
 
 def test_equal_scores_segment_nothing():

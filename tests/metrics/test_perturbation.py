@@ -9,7 +9,7 @@ from commands import ROOT
 from omegaconf import OmegaConf
 
 from explainers.masking import PatchGrid, masked_forward
-from explainers.metrics.curves import CURVES, QUANTITIES, find_needed_sides
+from explainers.metrics.curves import CURVES, QUANTITIES
 from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 
 GRID = PatchGrid(image_size=16, patch_size=4)  # 16 patches
@@ -57,19 +57,6 @@ def test_equal_scores_are_in_a_random_order_of_the_image_alone():
     assert order.sort(-1).values.eq(torch.arange(3)).all()
     alone = importance_order(torch.zeros(1, 3), torch.tensor([7]))
     assert torch.equal(alone[0], order[7])
-
-
-def test_known_ends_are_not_computed_again(logits, pictures, scores):
-    seen, levels = [], 9
-
-    def counted(images):
-        seen.append(len(images))
-        return logits(images)
-
-    ends = torch.stack([logits(pictures), logits(torch.zeros_like(pictures))], 1)
-    known = sweep(counted, pictures, scores, LABELS, levels, ends=ends)
-    assert sum(seen) == 5 * (2 * levels - 4)
-    close(known, sweep(logits, pictures, scores, LABELS, levels), equal_nan=True)
 
 
 def slow_outputs(logits, image, scores, label, levels, known):
@@ -140,23 +127,6 @@ def test_every_curve_is_its_definition_in_words(logits, pictures, scores, empty)
         assert found[f"{name}_error"].item() == pytest.approx(numbers.std(ddof=1) / len(numbers) ** 0.5, abs=1e-6)
         assert found[f"{name}_curve"].shape == (levels,)
     assert found["images"] == 5
-
-
-@pytest.mark.parametrize("curves", [["aopc", "deletion_accuracy"], ["insertion"], ["relevance_gain"]])
-def test_a_side_that_no_curve_needs_is_not_computed(logits, pictures, scores, curves):
-    seen = []
-
-    def counted(images):
-        seen.append(len(images))
-        return logits(images)
-
-    found, whole = PerturbationCurves(16, curves, 6), PerturbationCurves(16, curves, 6)
-    sides = find_needed_sides(curves)
-    found.update(sweep(counted, pictures, scores, LABELS, 6, labels=LABELS, sides=sides))
-    whole.update(sweep(logits, pictures, scores, LABELS, 6, labels=LABELS))
-    assert sum(seen) == 5 * (2 + 4 * sum(sides))
-    for name, value in whole.compute().items():
-        close(found.compute()[name], value)
 
 
 def test_of_equal_logits_the_first_are_the_highest_and_a_label_of_no_class_is_never_correct():

@@ -6,7 +6,6 @@ from scipy.stats import spearmanr
 from torch import nn
 from toys import equal, state
 
-from explainers.metrics.means import MeanOfValues
 from explainers.metrics.sanity import add_noise, max_sensitivity, random_weights, randomisation, replace_weights
 from explainers.posthoc import InputXGradient
 from explainers.saved.identity import weights_hash
@@ -37,16 +36,6 @@ def test_max_sensitivity_is_that_of_loops(images):
         references_faithfulness.max_sensitivity(explain, images[i], classes[i], noisy[i], heatmaps[i]) for i in range(5)
     ]
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_metric_leaves_out_heatmaps_of_zeros(images):
-    heatmaps = torch.ones(5, 4, 4)
-    heatmaps[1] = 0
-    values = max_sensitivity(lambda images, classes: torch.full((5, 4, 4), 1.5), images, INDEX, INDEX, heatmaps, 1)
-    assert values.isnan().tolist() == [False, True, False, False, False]
-    metric = MeanOfValues()
-    metric.update(values)
-    assert metric.compute().item() == pytest.approx(0.5)
 
 
 def test_drawn_weights_have_the_mean_and_spread_of_the_trained_ones_and_nothing_else():

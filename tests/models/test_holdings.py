@@ -327,11 +327,3 @@ def test_the_first_photo_is_compared_until_it_fits():
     fine = as_target(vit())
     fine(photo.new_zeros(1, 3, 32, 32))  # a blank image is no photo
     assert fine.origin is not None and fine(photo).shape == (1, 5) and fine.origin is None
-
-
-def test_a_target_whose_module_keeps_maps_is_copied_after_gradients():
-    target = as_target(KeepsFeatures(lambda layer: layer), **CNN)
-    posthoc.build("Saliency", target, target.grid)(torch.ones(1, 3, 32, 32, dtype=torch.uint8), torch.tensor([0]))
-    maps = target.backbone.model.maps
-    maps["with a graph"] = 2 * next(target.parameters()).requires_grad_()
-    assert copy.deepcopy(target).backbone.model.maps["with a graph"].grad_fn is None and maps["with a graph"].grad_fn

@@ -6,7 +6,6 @@ import pytest
 import timm
 import torch
 from conftest import TINY_VIT
-from safetensors.torch import save_file
 from torch import nn
 
 from explainers import posthoc
@@ -14,7 +13,7 @@ from explainers.errors import InputError
 from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import load_head, save_head
-from explainers.models.names import class_names, match_classes
+from explainers.models.names import match_classes
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
 from explainers.vectors import SelfExplaining
@@ -211,40 +210,6 @@ def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, 
     torch.testing.assert_close(probabilities, torch.stack([1 - sigmoid, sigmoid], 1))
     binary = -(labels * sigmoid.log() + (1 - labels) * (1 - sigmoid).log()).mean()
     torch.testing.assert_close(nn.functional.cross_entropy(target(images), labels), binary)
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_a_value_stays_one_output(make_model, images, name):
-    model = make_model(name, num_classes=1)
-    target = TargetModel(model, score="value")
-    with torch.no_grad():
-        expected = model(normalised_by_hand(model, images))
-    assert target.num_classes == 1 and class_names(target) == ["value"] and TargetModel(target).score == "value"
-    torch.testing.assert_close(target.score_images(target.normalise(images)), expected)
-    assert target.identity() != TargetModel(model, score="sigmoid").identity()
-
-
-def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make_model, images, tmp_path):
-    save_file({"weight": torch.ones(1, 24), "bias": torch.tensor([0.5])}, tmp_path / "head.safetensors")
-    target = TargetModel(make_model(), tmp_path / "head.safetensors", "sigmoid")
-    with pytest.warns(UserWarning, match="the order is taken as negative, positive"):
-        assert match_classes(["negative", "positive"], target) == [0, 1]
-    embeddings = target.embed(target.normalise(images))
-    logits = target(images)
-    torch.testing.assert_close(logits[:, 1] - logits[:, 0], embeddings.sum(1) + 0.5)
-    torch.testing.assert_close(logits[:, 0], -logits[:, 1])
-
-
-DPN = {"small": True, "num_init_features": 8, "k_r": 8, "groups": 2, "k_sec": (1, 1, 1, 1), "inc_sec": (4, 4, 4, 4)}
-
-
-def test_a_convolution_of_pooled_maps_is_a_linear_head():
-    model = timm.create_model("dpn48b", num_classes=5, **DPN).eval()
-    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    target = TargetModel(model).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(target(images), model(normalised_by_hand(model, images)))
-    assert (target.head.in_features, target.num_classes) == (target.embed_dim, 5)
 
 
 TRAINING = {

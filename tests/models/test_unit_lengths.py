@@ -14,7 +14,6 @@ from explainers.likeness import vectors_of
 from explainers.models import TargetModel, as_target
 from explainers.models.functionals import head_functionals
 from explainers.models.heads import NoHead, ProjectedHead
-from explainers.models.plain import PlainBackbone
 
 STATED = {"mean": 0.5, "std": 0.5, "image_size": 32}
 CLASSES = torch.tensor([3, 0])
@@ -135,29 +134,3 @@ def test_vectors_after_a_projection_are_its_products_over_the_length(images):
     vectors, embeddings = vectors_of(posthoc.build("DecompX-PLUS", found, found.grid), images[:2])
     torch.testing.assert_close(vectors, c @ PROJECTION.mT / size[..., None], rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(embeddings, e @ PROJECTION.mT / size, rtol=1e-3, atol=1e-5)
-
-
-NO_LOGITS = {
-    "percent": (lambda y: 100 * y.softmax(-1), "expected logits of Sequential, got probabilities, which sum to 100"),
-    "sigmoid in another shape": (lambda y: y.sigmoid()[..., None].squeeze(-1), "got probabilities of a sigmoid"),
-    "tanh": (lambda y: y.tanh(), "got values of a tanh: give score=value"),
-}
-
-
-class Last(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-@pytest.mark.parametrize("kind", NO_LOGITS)
-def test_outputs_that_are_no_logits_are_refused_unless_they_are_values(kind):
-    function, told = NO_LOGITS[kind]
-    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
-    net = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), *pooled, Last(function))
-    with pytest.raises(InputError, match=told):
-        as_target(net, **STATED)
-    assert isinstance(as_target(net, **STATED, score="value").backbone, PlainBackbone)

@@ -1,7 +1,5 @@
 """The attribute `linear` of every white-box method is True exactly if the method is linear in the functional."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -52,13 +50,3 @@ def test_methods_that_say_so_are_linear_in_the_functional_and_no_others(target, 
         assert method.linear == (name in LINEAR and not full.endswith("-Rollout") and not with_relu), full
         found = measure_departure(method, images)
         assert found < 1e-4 if method.linear else found > 1e-2, full
-
-
-def test_a_relu_ends_the_linearity_of_a_layer_and_plus_leaves_it_out(target, grid, images):
-    for build in (posthoc.GradCAM, posthoc.XGradCAM):
-        alone = build(target, grid, relu=True)
-        assert not alone.linear and not alone.signed and measure_departure(alone, images) > 1e-2
-        plus = posthoc.PLUS(target, grid, partial(build, relu=True))
-        assert plus.linear and plus.signed and measure_departure(plus, images) < 1e-4
-        both = build(target, grid, relu=False)
-        assert both.linear and both.signed and measure_departure(both, images) < 1e-4

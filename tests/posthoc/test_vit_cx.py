@@ -5,8 +5,7 @@ import itertools
 import pytest
 import references_masks as slow
 import torch
-from test_masks import find_helped_classes
-from test_pixel_gradients import CLASSES, MODELS, close, only_one_patch
+from test_pixel_gradients import CLASSES, MODELS, close
 
 from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import gaussian_noise, upsample_masks
@@ -87,16 +86,3 @@ def test_random_masks_are_those_of_rise_with_debiased_impacts_and_coverage_corre
         arguments = masks, 0, noises, 4, False, settings.get("combine", "corrected")
         close(found.heatmaps[i], slow.vit_cx(target.score_images, image, CLASSES[i], *arguments).float(), 1e-4)
     assert found.numbers["masks"].tolist() == [9, 9] and found.numbers["mask_similarity"].isnan().all()
-
-
-@pytest.mark.parametrize("settings", [{"features": "norm", "delta": 0.0, "sigma": 0.01}, {"random": 400, "sigma": 0.0}])
-def test_the_patch_that_the_target_sees_is_found(target, grid, images, settings):
-    """With every channel as a mask and little noise, or with many random masks."""
-    blind = only_one_patch(target, 1 * 4 + 3)
-    classes, gain = find_helped_classes(blind, images)
-    helped = gain > (0.3 if "random" in settings else 0.1)  # the finite number of random masks makes noise
-    assert helped.any()
-    explanation = ViTCX(blind, grid, **settings).details(images, classes)
-    assert (explanation.heatmaps.flatten(1).argmax(1)[helped] == 1 * 4 + 3).all()
-    peaks = explanation.pixels.flatten(1).argmax(1)[helped]
-    assert (peaks // 32 // 8 == 1).all() and (peaks % 32 // 8 == 3).all()

@@ -152,12 +152,3 @@ def test_coalitions_without_the_tokens_of_other_patches(target, images):
         nothing = target.classify(model.norm(model.blocks(tokens[i : i + 1, :1]))[:, 0])[0]
         torch.testing.assert_close(rows["null"][i], nothing, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(rows["grand"], target(images), rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_a_frozen_vit_shapley_starts_as_the_trained_one(target, images):
-    tuned, frozen = (Shapley(target, GRID, network).eval() for network in (VIT, FROZEN))
-    on_top = {name: value for name, value in tuned.network.state_dict().items() if not name.startswith("own.")}
-    frozen.network.load_state_dict(on_top)
-    torch.testing.assert_close(frozen(images), tuned(images))
-    assert frozen.network.state_dict().keys() < tuned.network.state_dict().keys()
