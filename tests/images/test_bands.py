@@ -38,7 +38,7 @@ def grey_net():
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)).eval()
 
 
-@pytest.mark.parametrize("channels", [1, 4, 6, 12])
+@pytest.mark.parametrize("channels", [1, 12])
 @pytest.mark.filterwarnings("ignore:VisionTransformer of")
 @pytest.mark.situation(10)
 def test_a_model_of_any_number_of_channels_sees_its_bands(channels):
@@ -70,7 +70,7 @@ def test_methods_explain_six_bands_of_16_bits_like_normalised_pixels(method):
     sixteen = (eight.to(torch.int32) * 257).to(torch.uint16)
     mean, std = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), 0.25
     torch.testing.assert_close(target.normalise(sixteen), (eight / 255 - mean[:, None, None]) / std)
-    one = posthoc.build(method, target, target.grid)
+    one = posthoc.build(method, target, target.grid, {"masks": 40} if method == "RISE" else None)
     maps = [one(images, torch.tensor([2])) for images in (eight, sixteen)]
     assert maps[0].std() > 0
     torch.testing.assert_close(*maps)

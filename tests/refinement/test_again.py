@@ -34,7 +34,7 @@ def slow_ranks(explain, image, target, removal, steps, most):
 
 
 @pytest.mark.parametrize(
-    ("name", "removal", "low", "high", "share"), [("AnyHead", "zero", 5, 3, 0.75), ("GAE", "black", 1, 16, 0.5)]
+    ("name", "removal", "low", "high", "share"), [("AnyHead", "zero", 5, 3, 0.75), ("GAE", "black", 1, 8, 0.5)]
 )
 def test_ranks_are_those_of_loops_over_images_and_steps(anyhead, target, grid, images, name, removal, low, high, share):
     explainer = anyhead if name == "AnyHead" else build(name, target, grid)

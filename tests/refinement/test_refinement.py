@@ -134,7 +134,7 @@ def test_threads_that_share_an_explainer_get_what_one_gets(anyhead, target, grid
 
     def work(number):
         together.wait()
-        return [refine(explainer, images[number : number + 1], None, 32, target=target).more(8) for _ in range(2)]
+        return [refine(explainer, images[number : number + 1], None, 32, target=target).more(8)]
 
     with ThreadPoolExecutor(3) as threads:
         found = list(threads.map(work, range(3)))

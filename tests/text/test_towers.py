@@ -35,9 +35,7 @@ def tower_of(name, *given):
     ("name", "model", "weights"),
     [
         (OPENAI, "ViT-B-32-quickgelu", "openai"),
-        ("vit_base_patch16_clip_224.laion2b", "ViT-B-16", "laion2b_s34b_b88k"),
         ("vit_base_patch16_siglip_256.v2_webli", "ViT-B-16-SigLIP2-256", "webli"),
-        ("vit_base_patch16_siglip_256.webli_i18n", "ViT-B-16-SigLIP-i18n-256", "webli"),
     ],
 )
 def test_the_text_tower_follows_from_timms_name(name, model, weights):

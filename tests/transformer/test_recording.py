@@ -11,11 +11,9 @@ TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
 MODELS = {
     "vit": ("vit_tiny_patch16_224", {"init_values": 0.5}),
-    "one head": ("vit_tiny_patch16_224", {"num_heads": 1, "class_token": False, "global_pool": "avg"}),
     "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
     "distilled": ("deit_tiny_distilled_patch16_224", {}),
     "registers": ("vit_small_patch14_reg4_dinov2", {}),
-    "quick GELU": ("vit_base_patch32_clip_quickgelu_224", {}),
     "DINOv3": ("vit_small_patch16_dinov3", {}),
     "EVA": ("eva02_tiny_patch14_224", TINY),  # rotary positions, SwiGLU
     "separate EVA": ("eva02_base_patch14_224", TINY),  # with a norm inside the MLP, and queries of their own

@@ -50,25 +50,24 @@ def test_vectors_sum_to_the_embedding_minus_that_of_a_blank_image(target):
 @torch.no_grad()
 def test_every_position_is_shared_out_by_the_change_of_the_stage(target):
     """Loops over positions and patches; the interpolation is that of an image with one pixel."""
-    normalised, stage = target.normalise(images(target)), default_stages(target)[0]
+    normalised, stage = target.normalise(images(target, 1)), default_stages(target)[0]
     embeddings, _, record = record_stage_paths(target, normalised, [stage])
     rows = columns = int(stage_paths(record).shape[2] ** 0.5)
     assert (embeddings - target.embed(normalised)).abs().max() < 1e-4
-    for number in range(2):
-        (_, last), (_, last0) = (target.embed_with_patches(x) for x in (normalised[[number]], blank(target)))
-        (_, (map_,)), (_, (map0,)) = (target.embed_with_maps(x, [stage]) for x in (normalised[[number]], blank(target)))
-        side = int(map_.shape[1] ** 0.5)
-        resize = partial(torch.nn.functional.interpolate, size=(rows, columns), mode="bilinear", antialias=True)
-        activity = resize((map_ - map0)[0].norm(dim=-1).view(1, 1, side, side)).flatten()
-        expected = torch.zeros(rows * columns, target.embed_dim)
-        for position in range(last.shape[1]):
-            pixel = torch.zeros(last.shape[1])
-            pixel[position] = 1
-            share = resize(pixel.view(1, 1, int(len(pixel) ** 0.5), -1)).flatten() * activity
-            for patch in range(rows * columns):
-                c = (last[0, position] - last0[0, position]) / last.shape[1]
-                expected[patch] += share[patch] / share.sum() * c
-        assert (stage_paths(record)[number, 0] - expected).abs().max() < 1e-4 * expected.abs().max()
+    (_, last), (_, last0) = (target.embed_with_patches(x) for x in (normalised, blank(target)))
+    (_, (map_,)), (_, (map0,)) = (target.embed_with_maps(x, [stage]) for x in (normalised, blank(target)))
+    side = int(map_.shape[1] ** 0.5)
+    resize = partial(torch.nn.functional.interpolate, size=(rows, columns), mode="bilinear", antialias=True)
+    activity = resize((map_ - map0)[0].norm(dim=-1).view(1, 1, side, side)).flatten()
+    expected = torch.zeros(rows * columns, target.embed_dim)
+    for position in range(last.shape[1]):
+        pixel = torch.zeros(last.shape[1])
+        pixel[position] = 1
+        share = resize(pixel.view(1, 1, int(len(pixel) ** 0.5), -1)).flatten() * activity
+        for patch in range(rows * columns):
+            c = (last[0, position] - last0[0, position]) / last.shape[1]
+            expected[patch] += share[patch] / share.sum() * c
+    assert (stage_paths(record)[0, 0] - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 @torch.no_grad()
