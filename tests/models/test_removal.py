@@ -89,9 +89,8 @@ def test_hidden_tokens_leave_and_the_others_keep_their_positions(target, normali
             torch.testing.assert_close(found[image, mask], expected, rtol=1e-4, atol=1e-4)
     zero = masked_outputs(target, lambda embeddings: embeddings, normalised, keep, grid)
     assert (found - zero).abs().amax(-1).min() > 1e-3
-    for chunk_size in (1, 3):
-        chunked = masked_outputs(target, lambda x: x, normalised, keep, grid, "drop", chunk_size)
-        torch.testing.assert_close(chunked, found, rtol=1e-4, atol=1e-4)
+    chunked = masked_outputs(target, lambda x: x, normalised, keep, grid, "drop", chunk_size=3)
+    torch.testing.assert_close(chunked, found, rtol=1e-4, atol=1e-4)
     alone = masked_outputs(target, lambda x: x, normalised[1:2], keep[1:2], grid, "drop")
     torch.testing.assert_close(alone, found[1:2], rtol=1e-4, atol=1e-4)
 

@@ -54,8 +54,7 @@ def test_a_function_by_its_python_path_builds_a_target(tmp_path):
 
 
 @pytest.mark.situation(22)
-@pytest.mark.parametrize("name", ["test_vit", "beit_base_patch16_384"])
-def test_data_sets_show_what_the_target_was_trained_to_see(name, tmp_path):
+def test_data_sets_show_what_the_target_was_trained_to_see(tmp_path, name="beit_base_patch16_384"):
     (tmp_path / "images/val/a").mkdir(parents=True)
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
     photo.save(tmp_path / "images/val/a/1.png")
@@ -79,9 +78,7 @@ def test_experiments_keep_the_crops_of_their_numbers(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # one of each family
-    "name", ["vit_tiny", "swin_tiny_patch4_window7_224", "resnet18"]
-)
+@pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])  # a transformer and stages
 def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
     """In shapes alone: the images fit the backbone, the blocks are there, and their maps fit the network.
 
@@ -91,7 +88,7 @@ def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
     with torch.device("meta"):
         target, grid = instantiate(cfg.target).eval(), instantiate(cfg.grid)
         network = instantiate(cfg.explainer.network)(target, grid)
-        if name.startswith(("swin", "resnet")):
+        if name == "resnet18":
             check_stage_paths(target, cfg.direct, grid.size)
         elif cfg.direct:
             check_direct(target, cfg.direct)

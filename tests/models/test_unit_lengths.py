@@ -96,7 +96,6 @@ EMBEDDINGS = {
     "plain": Embeds,
     "of a ViT": lambda: timm_net(lambda e, _: F.normalize(e)),
     "projected": lambda: timm_net(lambda e, project: F.normalize(project(e), dim=-1)),
-    "of an MLP": lambda: timm_net(lambda e, project: F.normalize(project(e).tanh(), dim=-1)),
 }
 
 
