@@ -33,9 +33,9 @@ def method(request):
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_occlusion_is_the_reference(target, grid, images, window):
-    heatmaps = Occlusion(target, grid, window)(images, CLASSES)
+    heatmaps = Occlusion(target, grid, window)(images[:2], CLASSES[:2])
     with torch.no_grad():
-        for i, image in enumerate(target.normalise(images)):
+        for i, image in enumerate(target.normalise(images[:2])):
             expected = slow.occlusion(target.score_images, image, CLASSES[i], 4, window // 2)
             torch.testing.assert_close(heatmaps[i], expected, rtol=0, atol=1e-6)
 
@@ -95,10 +95,11 @@ def feature_maps(target, normalised, block):
 @pytest.mark.parametrize("name", ["vit", "swin"])
 def test_score_cam_is_the_reference(make_target, grid, images, name):
     target = make_target(MODELS[name][0], **MODELS[name][1])
-    explanation = ScoreCAM(target, grid, "softmax").details(images[:2], CLASSES[:2])
+    images = images[:1]
+    explanation = ScoreCAM(target, grid, "softmax").details(images, CLASSES[:1])
     softmax, similarity = explanation.heatmaps, explanation.numbers["mask_similarity"]
-    summed = ScoreCAM(target, grid, block=0)(images[:2], CLASSES[:2])
-    for i, image in enumerate(target.normalise(images[:2])):
+    summed = ScoreCAM(target, grid, block=0)(images, CLASSES[:1])
+    for i, image in enumerate(target.normalise(images)):
         features = feature_maps(target, image[None], 1)[0]
         close(softmax[i], slow.score_cam(target.score_images, image, CLASSES[i], features, 4))
         pairs = itertools.combinations([slow.unit(slow.bilinear(each, 32)) for each in features], 2)
