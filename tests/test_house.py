@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,21 +15,27 @@ CODE = [path for folder in ("explainers", "datamodules", "callbacks") for path i
 
 def count_code_lines(paths):
     """Lines with code: without blank lines, comments and docstrings, so that joining or shaving lines gains nothing."""
-    return sum(len(find_code_lines(path.read_text())) for path in paths)
+    return sum(map(count_lines_of_file, paths))
 
 
-def find_code_lines(text):
-    """Numbers of the lines with code."""
-    lines = enumerate(map(str.strip, text.splitlines()), start=1)
+@cache
+def parse(path):
+    """All nodes of the syntax tree."""
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@cache
+def count_lines_of_file(path):
+    lines = enumerate(map(str.strip, path.read_text().splitlines()), start=1)
     code, docstrings = {number for number, line in lines if line and not line.startswith("#")}, set()
-    for node in ast.walk(ast.parse(text)):
+    for node in parse(path):
         body = getattr(node, "body", None)
         for child in body if isinstance(body, list) else []:
             if isinstance(child, ast.Expr) and isinstance(getattr(child.value, "value", None), str):
                 docstrings |= {*range(child.lineno, child.end_lineno + 1)}
         if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno > node.lineno:
             code |= {*range(node.lineno, node.end_lineno + 1)}  # blank lines of a string are no blank lines
-    return code - docstrings
+    return len(code - docstrings)
 
 
 def count_words(paths):
@@ -50,7 +57,7 @@ def count_long_functions(most=50):
     """Functions of the library, the data modules and the callbacks whose body has more lines, without its docstring."""
     long = 0
     for path in CODE:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in parse(path):
             if isinstance(node, ast.FunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 long += bool(body) and node.end_lineno - body[0].lineno + 1 > most
