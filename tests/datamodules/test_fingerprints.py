@@ -113,14 +113,6 @@ def test_an_argument_changes_the_entries_that_it_changes_in_the_samples(paths, b
     assert changed(entries(first), entries(second)) <= expected
 
 
-@pytest.mark.parametrize("build", CHANGES, ids=lambda build: build.__name__)
-def test_a_fingerprint_has_the_entries_of_a_sample_and_is_repeatable(paths, build):
-    dataset = build(paths)
-    assert dataset.fingerprint().keys() == dataset[0].keys() - {"index"}
-    assert dataset.fingerprint() == build(paths).fingerprint()
-    assert all(isinstance(value, str) for value in dataset.fingerprint().values())
-
-
 def test_one_edited_pixel_changes_the_image_though_size_and_time_are_what_they_were(paths):
     before, status = image_files(paths, truth=None).fingerprint(), paths[1].stat()
     time.sleep(0.05)  # the clock of a file system ticks every few milliseconds

@@ -1,7 +1,7 @@
 """A folder of one's own images: with train/ and val/, or without."""
 
 import pytest
-from commands import composed, draw_images
+from commands import draw_images
 
 from datamodules.datasets import unlabelled_images
 from datamodules.folders import ImageFolders
@@ -41,12 +41,3 @@ def test_a_folder_with_splits_is_read_as_it_is(tmp_path, recwarn):
     for data in (ImageFolders(str(tmp_path), ImageTransform((8, 8)), SPLITS), unlabelled(tmp_path)):
         assert (data.size("train"), data.size("val")) == (6, 2)
     assert not recwarn.list
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "removals"), [("vit_tiny", ["zero", "black", "drop"]), ("resnet50", ["zero", "black"])]
-)
-def test_anyhead_is_named_after_the_folder_and_learns_what_the_backbone_can_hide(target, removals, tmp_path):
-    cfg = composed("experiment=anyhead", "data.root=my/flowers/", f"target={target}", folder=tmp_path)
-    assert cfg.name == f"anyhead_flowers_{target}" and list(cfg.module.loss.removals) == removals
