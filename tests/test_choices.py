@@ -16,8 +16,6 @@ from benchmarks.papers.approximation import Subsets
 from benchmarks.papers.general import General
 from datamodules.datasets import unlabelled_images
 from explainers import posthoc
-from explainers.anyhead.functionals import random_functionals
-from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.app import choosing
 from explainers.app.page.views import curves
 from explainers.app.session import Session
@@ -65,9 +63,6 @@ EXCLUDED = {
 }
 
 
-OURS = "explainers.", "datamodules.", "benchmarks."
-
-
 def modules():
     for package in (explainers, datamodules, benchmarks.papers):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -103,14 +98,6 @@ TAKERS = list(takers())
 CHECKED = [taker for taker in TAKERS if taker[0] not in EXCLUDED]
 
 
-def test_those_that_take_choices_are_found():
-    found = {(taker.__name__, name) for taker, name, _ in TAKERS}
-    wanted = {("Evaluation", "classes"), ("Evaluation", "agreement"), ("TVELoss", "reduction"), ("Classifier", "tune")}
-    assert wanted | {("Rules", "residual"), ("ShapleyLabels", "score"), ("check_removal", "removal")} <= found
-    assert len({taker for taker, _, _ in TAKERS}) > 40
-    assert {taker for taker, _, _ in TAKERS} >= EXCLUDED.keys()
-
-
 @pytest.mark.parametrize(
     ("taker", "name", "choices"), CHECKED, ids=lambda value: getattr(value, "__name__", str(value))
 )
@@ -130,14 +117,6 @@ def hint_of(taker, name):
 
 
 LISTS = [taker for taker in CHECKED if get_origin(hint_of(*taker[:2])) not in (Literal, None, Union, types.UnionType)]
-
-
-def test_lists_of_choices_are_found():
-    found = {(taker.__name__, name) for taker, name, _ in LISTS}
-    of_evaluations = {("Evaluation", name) for name in ("curves", "removals", "probes", "localization", "agreement")}
-    assert of_evaluations | {("CoalitionTeacher", "removals")} <= found
-    repeated = {(taker, name) for taker, name, _ in LISTS if REPEATED in get_args(hint_of(taker, name))}
-    assert repeated == {(PropagationTeacher, "functionals"), (random_functionals, "kinds")}
 
 
 @pytest.mark.parametrize(("taker", "name", "choices"), LISTS, ids=lambda value: getattr(value, "__name__", str(value)))
@@ -178,20 +157,8 @@ def drawn(count: int, colours: list[Literal["red", "green"]], shape: Literal["ci
     return f"{count} {'-'.join(colours)} {shape}"
 
 
-def test_choices_that_there_are_pass_in_a_list_and_alone():
-    assert drawn(2, ["red", "green"], "square") == "2 red-green square"
-    assert drawn(1, colours=()) == "1  circle"
-
-
 @pytest.mark.parametrize("colours", [["red", "blue"], "red", None])
 def test_a_list_of_choices_is_a_list_and_all_of_it_is_checked(colours):
     with pytest.raises(InputError) as caught:
         drawn(1, colours)
     assert caught.value.setting == "colours"
-
-
-def test_arguments_that_do_not_exist_are_an_error_of_the_function_itself():
-    with pytest.raises(TypeError, match=r"drawn\(\) got an unexpected keyword argument 'size'"):
-        drawn(1, [], size=3)
-    with pytest.raises(TypeError, match=r"drawn\(\) missing 1 required positional argument: 'colours'"):
-        drawn(1)

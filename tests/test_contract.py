@@ -311,11 +311,6 @@ def test_images_of_another_size_or_type_and_an_empty_batch_are_refused_by_every_
             explainer(images / 255, CLASSES)
 
 
-def test_the_methods_of_images_are_found(grid, target):
-    assert image_methods(TVE(target, grid, LIGHT)).keys() == {"forward", "all_classes", "explain_tasks", "prepare"}
-    assert image_methods(posthoc.TAM(target, grid)).keys() == {"forward", "explain", "explain_all"}
-
-
 @pytest.mark.situation(33)
 @of(CASES)
 def test_an_explanation_is_the_same_again_and_for_classes_of_any_type_of_integers(explainer, images):
@@ -397,12 +392,6 @@ def test_the_explainers_of_the_library_are_found():
     assert {case[0] for case in PREPARED_CASES} == {TVE, AnyHead, Shapley, TextExplainer}
     assert len([method for method in found if method.__module__.startswith("explainers.posthoc.")]) >= 40
     assert set(CASES) >= REPRESENTATIVES and len(REPRESENTATIVES) == 16
-
-
-def test_another_seed_is_another_chance(grid, images):
-    assert not torch.equal(
-        posthoc.Chance(None, grid)(images, CLASSES), posthoc.Chance(None, grid, seed=1)(images, CLASSES)
-    )
 
 
 def test_chance_favours_no_patch(grid):

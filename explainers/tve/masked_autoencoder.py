@@ -32,7 +32,7 @@ RENAMED = (
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^encoder\.layer\.", "blocks."),
     (r"^layernorm\.", "norm."),
-    (r"^decoder\.decoder_layers\.", "decoder_blocks."),
+    (r"^decoder\.decoder_(layers|encoder\.layer)\.", "decoder_blocks."),  # of before transformers 5, and of it
     (r"^decoder\.", ""),
     (r"\.attention\.attention\.", ".attn."),
     (r"\.attention\.output\.dense\.", ".attn.proj."),

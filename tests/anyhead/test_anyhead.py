@@ -96,19 +96,6 @@ def test_a_heatmap_is_the_product_of_vectors_and_the_derivative_of_the_score(tar
 
 
 @torch.no_grad()
-def test_any_functional_is_explained_alone_and_with_others(target, grid, images):
-    vectors, explainer = known(target, grid)
-    functionals = torch.randn(5, 3, 24)
-    together = explainer.explain(images, functionals)
-    assert together.shape == (5, 3, 4, 4)
-    for i in range(5):
-        for j in range(3):
-            expected = slow.heatmap(functionals[i, j].tolist(), vectors[i], 4)
-            torch.testing.assert_close(together[i, j], expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(explainer.explain(images, functionals[:, 1]), together[:, 1])
-
-
-@torch.no_grad()
 def test_many_tasks_are_explained_by_the_class_that_each_predicts(target, grid, images):
     temperature = 2.0
     vectors, explainer = known(target, grid, temperature=temperature)
@@ -156,14 +143,6 @@ def test_training_and_explaining_in_bfloat16_is_nearly_the_same(target, grid, im
     assert torch.corrcoef(torch.stack([heatmaps.flatten(), rounded.flatten()]))[0, 1] > 0.98
 
 
-@pytest.mark.parametrize("paths", ["direct", "flow"])
-def test_the_gradient_of_a_heatmap_by_its_functional_is_the_vector_of_the_patch(target, grid, images, paths):
-    explainer = AnyHead(target, grid, partial(AnyHeadNetwork, blocks=[1], width=12, direct=[0, 1], paths=paths)).eval()
-    functionals = torch.randn(5, target.embed_dim, requires_grad=True)
-    found = torch.autograd.grad(explainer.explain(images, functionals)[:, 0, 0].sum(), functionals)[0]
-    torch.testing.assert_close(found, explainer.decompose(images)[0][:, 0].detach())
-
-
 FLOW = {"network": partial(AnyHeadNetwork, blocks=[1], width=12, direct=[0, 1], paths="flow"), "blend": 0.3}
 
 
@@ -191,15 +170,3 @@ def test_all_classes_at_once_are_what_each_is_alone(make_target, monkeypatch, ar
             error = (found[:, label] - alone).abs().max() / alone.abs().max()
             assert error < (1e-4 if precision == torch.float32 else 0.05)
         assert len(sums) < 2
-
-
-def test_gradients_of_heatmaps_by_the_network_are_those_of_the_vectors(make_target, images):
-    target = make_target(num_classes=30)
-    explainer = AnyHead(target, target.grid, **FLOW).eval()
-    weights = list(explainer.network.path_weight.parameters())
-    found = torch.autograd.grad(explainer.all_classes(images)[:, 3, 1].sum(), weights)
-    rows = explainer.reads({"image": images})
-    vectors = explainer.predict(rows).unflatten(1, target.grid.shape)[:, 1]
-    expected = torch.autograd.grad((vectors @ target.head.weight[3]).sum(), weights)
-    assert expected[0].abs().max() > 0.1
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

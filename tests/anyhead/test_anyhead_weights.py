@@ -46,19 +46,6 @@ def test_trained_weights_start_with_the_size_that_has_the_least_error(target, gr
         assert torch.equal(again.network.scale, scale)
 
 
-def test_direct_paths_start_with_the_size_that_has_the_least_error(target, grid, images, teacher):
-    explainer = AnyHead(target, grid, partial(VECTORS, direct=[0, 1]))
-    module = training(explainer, teacher)
-    rows = complete(batch_of(images), module.sources)
-    torch.nn.init.zeros_(explainer.network.write.weight)
-    step(module, rows)
-    paths = rows["direct"].sum(1)
-    torch.testing.assert_close(explainer.predict(rows), explainer.network.scale * paths / paths.std())
-    size = (explainer.network.scale / paths.std()).item()
-    losses = [module.loss.loss(factor * size * paths, rows).item() for factor in (1, 0.98, 1.02, 0)]
-    assert losses[0] == min(losses)
-
-
 @torch.no_grad()
 def test_the_same_weights_are_read_with_any_share_of_the_untrained_network_in_eval_mode(target, grid, images, tmp_path):
     network = partial(VECTORS, direct=[0, 1], paths="flow")

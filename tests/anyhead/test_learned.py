@@ -10,11 +10,8 @@ from torch.nn import functional as F
 from toys import VECTORS, batch_of, fit, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher
-from explainers.anyhead.coalition_teacher import RANKED_BY
-from explainers.anyhead.functionals import FunctionalSampler, build_vocabulary, nearest_others
+from explainers.anyhead.functionals import build_vocabulary
 from explainers.learned.sources import Features, complete
-from explainers.posthoc import build
-from explainers.runtime.sampling import stream
 from explainers.text import TextHead
 
 WORDS = ["cat", "dog", "car", "tree", "a red house"]
@@ -101,27 +98,6 @@ def test_texts_are_the_classes_of_the_head_that_texts_make(headless, grid, image
     torch.testing.assert_close(CoalitionTeacher(headless, grid).loss(vectors, taught), found)
     ranked, of_head = (teacher_of(headless, grid, kind, fit="ranking") for kind in ("texts", "head"))
     assert torch.equal(ranked(batch_of(images))["keep"], of_head(batch_of(images))["keep"])
-
-
-@torch.no_grad()
-def test_the_nearest_image_of_a_single_image_is_a_random_direction(headless, taught):
-    alone = [taught[name][:1] for name in ("embedding", "index")]
-    images, isotropic = (FunctionalSampler(kind, headless).of(*alone) for kind in ("images", "isotropic"))
-    assert all(torch.equal(*pair) for pair in zip(images, isotropic, strict=True))
-    assert nearest_others(torch.tensor([[1.0, 0], [-1, 0], [9, 1]])).tolist() == [2, 2, 0]
-
-
-@torch.no_grad()
-def test_rankings_of_random_functionals_hide_the_top_of_their_heatmaps(headless, grid, images, monkeypatch):
-    monkeypatch.setattr("explainers.anyhead.coalition_teacher.NOISE", 0.0)
-    teacher = teacher_of(headless, grid, "isotropic", fit="ranking", pairs=3)
-    keep = teacher(batch_of(images, first=9), epoch=2)["keep"]
-    index = 9 + torch.arange(5)
-    functionals = teacher.learned.likely(torch.zeros(5, 24), index, 3, stream("functionals", 0, 2))
-    assert not torch.isclose(functionals[:, 0], functionals[:, 1]).any(-1).all()
-    heatmaps = build(RANKED_BY, headless, grid).explain(images, functionals).flatten(2)
-    for scores, seen in zip(heatmaps.flatten(0, 1), keep.flatten(0, 1), strict=True):
-        assert scores[seen].min() >= scores[~seen].max()
 
 
 def test_stored_rows_depend_on_functionals_where_they_decide_what_is_hidden_alone(target, grid):

@@ -1,6 +1,5 @@
 """Rows of a module's sources, computed once and read ever after. `test_train` kills it, `test_processes` divides it."""
 
-import json
 import warnings
 from functools import partial
 
@@ -10,11 +9,10 @@ import torch
 from lightning import LightningModule, Trainer
 from PIL import Image
 from torch.utils.data import Dataset
-from toys import SILENT, Small, training
+from toys import SILENT, training
 
 from datamodules.cached import Cached
-from datamodules.datasets import ImageFiles, unlabelled_images
-from datamodules.folders import image_folder
+from datamodules.datasets import ImageFiles
 from datamodules.images import Images
 from datamodules.store import Store
 from explainers.errors import InputError
@@ -128,33 +126,6 @@ def test_stored_rows_train_and_validate_as_their_images_do(target, grid, tmp_pat
     assert metrics_of_runs[1] == pytest.approx(metrics_of_runs[0], rel=0.02, nan_ok=True)
 
 
-def test_for_a_network_that_looks_at_images_they_are_stored_as_they_are(target, grid, tmp_path):
-    data, images = stored(tmp_path), Noise(6)
-    fit(training(TVE(target, grid, Small), optimizer=STILL), data)
-    for batch in data.train_dataloader():
-        assert batch["image"].dtype == torch.uint8
-        assert torch.equal(batch["image"], images.images[batch["index"]])
-
-
-def classes_of_images(folder):
-    for i, name in enumerate("abcab"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (32, 32), (40 * i, 0, 0)).save(folder / name / f"{i}.png")
-    return partial(image_folder, folder, ImageTransform((32, 32)))
-
-
-@pytest.mark.parametrize("kind", ["folder", "unlabelled"])
-def test_labels_are_those_of_the_samples(target, grid, tmp_path, kind):
-    build = partial(classes_of_images(tmp_path / "images"), limit=3)
-    if kind == "unlabelled":
-        build = partial(unlabelled_images, [str(tmp_path / "images")], ImageTransform((32, 32)))
-    data = stored(tmp_path / "rows", train=build)
-    fit(light(target, grid, [0]), data)
-    samples = build()
-    for batch in data.train_dataloader():
-        assert batch["label"].tolist() == [int(samples[index]["label"]) for index in batch["index"].tolist()]
-
-
 class Means:
     """The mean of an image; it writes down which rows it computes."""
 
@@ -226,20 +197,6 @@ def test_swapped_labels_compute_only_the_rows_that_depend_on_labels(tmp_path, pa
     assert (means.computed, named.computed) == ([], list(range(6)))
     assert [rows[i]["named"] for i in range(6)] == [5, 1015, 2025, 2035, 1045, 55]
     assert [rows[i]["label"] for i in range(6)] == [0, 1, 2, 2, 1, 0]
-
-
-def test_a_store_tells_what_it_depends_on(tmp_path, paths):
-    data = partial(ImageFiles, paths, [0, 1, 2, 0, 1, 2], ImageTransform((8, 8)))
-    read(tmp_path / "rows", paths, Means(scale=2.0), Named())
-    keys = {key["source"]: key for key in (json.loads(p.read_text()) for p in (tmp_path / "rows").rglob("key.json"))}
-    fingerprint = data().fingerprint()
-    assert keys["means"] == {
-        "source": "means",
-        "settings": {"scale": 2.0},
-        "data": {"image": fingerprint["image"]},
-        "precision": "32-true",
-    }
-    assert keys["named"]["data"] == fingerprint
 
 
 def test_a_corrupt_image_is_decoded_once_and_reported_every_time(tmp_path, paths, monkeypatch):

@@ -1,8 +1,6 @@
 """Masks with ids of classes, COCO's instances and ImageNet-Segmentation: what is planted comes out where it is."""
 
 import json
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -11,9 +9,8 @@ import torch
 from PIL import Image
 
 from datamodules.coco import coco_masks, draw, fill, run_lengths
-from datamodules.gtsegs import main as unpack_gtsegs
 from datamodules.ilsvrc import annotated_images
-from datamodules.masks import class_masks, masked_images, read_ids
+from datamodules.masks import class_masks, read_ids
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 
@@ -83,12 +80,6 @@ def test_imagenet_s_has_the_labels_of_imagenet_and_leaves_out_small_objects(tmp_
     assert before["label"] != after["label"] and before["truth"] != after["truth"]
 
 
-def test_without_an_object_that_is_large_enough_nothing_is_left(tmp_path):
-    write_ids(tmp_path, "a", regions((0, 20), (3, 20)))
-    with pytest.raises(InputError, match="least_area|90 %"), pytest.warns(UserWarning, match="left out"):
-        class_masks(tmp_path, ImageTransform((20, 20)), classes=["x", "y", "z"], least_area=0.9)
-
-
 def write_coco(root, annotations, size=(40, 30)):
     (root / "val2017").mkdir(exist_ok=True), (root / "annotations").mkdir(exist_ok=True)
     images = [{"id": i, "file_name": f"{i:012d}.jpg", "width": size[0], "height": size[1]} for i in (7, 3)]
@@ -116,12 +107,6 @@ def test_the_instances_of_the_largest_category_are_the_truth(tmp_path):
     columns = [dataset[i]["truth"].all(0).nonzero().flatten().tolist() for i in range(2)]  # the crop starts at column 5
     assert columns == [[*range(5), *range(15, 30)], [*range(5)]]
     assert coco_masks(tmp_path, ImageTransform((30, 30))).labels.tolist() == [-1, -1]
-
-
-def test_a_category_may_be_named(tmp_path):
-    with pytest.warns(UserWarning, match=r"left out: 1 file \(000000000007.jpg\) without instances of zebra"):
-        dataset = coco_masks(write_coco(tmp_path, BOTH), ImageTransform((30, 30)), category="zebra")
-    assert [dataset.path(i).name for i in range(len(dataset))] == ["000000000003.jpg"]
 
 
 @pytest.mark.parametrize("name", ["../secret.jpg", "{elsewhere}/secret.jpg", "link.jpg", "folder/secret.jpg", "\0.jpg"])
@@ -185,44 +170,3 @@ def test_compressed_run_lengths_are_the_numbers_that_were_written():
         assert run_lengths(encoded(numbers)) == numbers
     mask = draw({"size": [30, 40], "counts": encoded(RIGHT["counts"])}, (30, 40))
     assert np.array_equal(mask, draw(RIGHT, (30, 40))) and mask[:, 20:].all() and not mask[:, :20].any()
-
-
-class MatFile(dict):
-    """What h5py shows of gtsegs_ijcv.mat: names and references are keys; axes are reversed."""
-
-    def __init__(self, path, mode):
-        generator = np.random.default_rng(0)
-        self.images = [generator.integers(0, 256, (30, 40, 3), dtype=np.uint8) for _ in range(2)]
-        self.masks = [np.tri(30, 40, k, dtype=np.uint8) for k in range(2)]
-        self["value"] = {"img", "gt", "id"}
-        for name in self["value"]:
-            self[f"value/{name}"] = np.array([[f"{name} {i}"] for i in range(2)], dtype=object)
-        for i in range(2):
-            self[f"img {i}"] = self.images[i].transpose(2, 1, 0)
-            self[f"gt {i}"] = np.array([[f"mask {i}"]], dtype=object)
-            self[f"mask {i}"] = self.masks[i].T
-            self[f"id {i}"] = np.array([[ord(letter)] for letter in f"n{i}_5"], dtype=np.uint16)
-        if path.read_text() == "another":
-            del self["gt 1"]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-def test_imagenet_segmentation_is_unpacked_to_images_and_masks(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=MatFile))
-    path = tmp_path / "gtsegs_ijcv.mat"
-    path.write_text("whole")
-    unpack_gtsegs([str(path), str(tmp_path / "out")])
-    assert capsys.readouterr().out == f"{tmp_path / 'out'}: 2 images with masks\n"
-    dataset, file = masked_images(tmp_path / "out", ImageTransform((30, 30))), MatFile(path, "r")
-    assert [dataset.path(i).name for i in range(2)] == ["0000_n0_5.png", "0001_n1_5.png"]
-    for i in range(2):
-        assert torch.equal(dataset[i]["image"], torch.from_numpy(file.images[i][:, 5:35]).permute(2, 0, 1))
-        assert torch.equal(dataset[i]["truth"], torch.from_numpy(file.masks[i][:, 5:35] == 1))
-    path.write_text("another")
-    with pytest.raises(SystemExit, match="InputError: expected gtsegs_ijcv.mat, got .*, another file .*; download it"):
-        unpack_gtsegs([str(path), str(tmp_path / "out")])

@@ -104,12 +104,6 @@ def test_what_cannot_be_read_is_refused_or_left_out_if_asked_and_then_without_th
     assert "skip_corrupt" not in str(warned[0].message)
 
 
-@pytest.mark.parametrize("brightest", [0, 4096, 65535])
-def test_a_black_image_and_a_dark_one_of_16_bits_are_read(brightest):
-    pixels = np.full((4, 4), brightest, dtype=np.uint16)
-    assert np.array(convert_to_rgb(Image.fromarray(pixels))).tolist() == [[[brightest >> 8] * 3] * 4] * 4
-
-
 UPRIGHT = np.arange(48, dtype=np.uint8).reshape(4, 12) * 5
 TURNED = {  # orientation → the stored pixels of an image that is UPRIGHT to a viewer
     1: UPRIGHT,

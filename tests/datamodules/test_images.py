@@ -31,11 +31,6 @@ class Numbers(Dataset):
         return {"image": image, "label": index % 2, "index": index, "truth": image[0] > 3}
 
 
-class Threads(Numbers):
-    def __getitem__(self, index):
-        return {"threads": torch.get_num_threads()}
-
-
 class Limited(Numbers):
     """Its loader process may write files of 4 kB, and so no shared memory for a batch."""
 
@@ -127,22 +122,6 @@ def test_loading_takes_no_draw_from_the_models_random_numbers():
     torch.manual_seed(0)
     indices(Images(Numbers, num_workers=0).train_dataloader())
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_data_sets_are_built_only_for_the_stage_that_needs_them():
-    def never():
-        raise AssertionError("built")
-
-    datamodule = Images(never, never, Numbers, num_workers=0)
-    datamodule.setup("test")
-    assert len(datamodule.test_dataloader()) == 1
-    with pytest.raises(AssertionError, match="built"):
-        datamodule.setup("fit")
-
-
-def test_a_loader_process_has_one_thread():
-    (batch,) = Images(partial(Threads, 2), batch_size=2, num_workers=1).train_dataloader()
-    assert batch["threads"].tolist() == [1, 1]
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """A folder of one's own images: with train/ and val/, or without."""
 
 import pytest
-from commands import composed, draw_images
+from commands import draw_images
 
-from datamodules.datasets import own_folder, unlabelled_images
+from datamodules.datasets import unlabelled_images
 from datamodules.folders import ImageFolders
 from datamodules.images import Images
 from explainers.images.transform import ImageTransform
@@ -41,32 +41,3 @@ def test_a_folder_with_splits_is_read_as_it_is(tmp_path, recwarn):
     for data in (ImageFolders(str(tmp_path), ImageTransform((8, 8)), SPLITS), unlabelled(tmp_path)):
         assert (data.size("train"), data.size("val")) == (6, 2)
     assert not recwarn.list
-
-
-def test_a_folder_of_validation_images_alone_can_be_evaluated(tmp_path):
-    draw_images(tmp_path / "val")
-    assert own_folder(tmp_path, "train", "val", "val") == (tmp_path / "val", None)
-
-
-@pytest.mark.slow
-def test_one_key_names_the_folder_everywhere(tmp_path):
-    for config, *overrides in (
-        ("train", "experiment=anyhead"),
-        ("train", "experiment=tve_vit_tiny"),
-        ("train", "experiment=linear_head", "data=folder"),
-        ("eval", "experiment=explain"),
-        ("eval", "tasks=[folder]"),
-    ):
-        cfg = composed(*overrides, "data.root=my/flowers", folder=tmp_path, config=config)
-        assert cfg.data.root == "my/flowers"
-        if config == "eval" and "folder" in cfg.tasks:
-            assert cfg.tasks.folder.data.root == "my/flowers"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "removals"), [("vit_tiny", ["zero", "black", "drop"]), ("resnet50", ["zero", "black"])]
-)
-def test_anyhead_is_named_after_the_folder_and_learns_what_the_backbone_can_hide(target, removals, tmp_path):
-    cfg = composed("experiment=anyhead", "data.root=my/flowers/", f"target={target}", folder=tmp_path)
-    assert cfg.name == f"anyhead_flowers_{target}" and list(cfg.module.loss.removals) == removals

@@ -29,17 +29,6 @@ def filled(folder, size=6, **key):
     return own
 
 
-def test_a_row_is_missing_written_or_corrupt_and_stays_so(tmp_path):
-    first = store(tmp_path)
-    first.write(*rows(4, 1))
-    first.mark_corrupt([0, 5])
-    for own in (first, store(tmp_path)):
-        assert (own.missing(), own.written(), own.corrupt()) == ([2, 3], [1, 4], [0, 5])
-        assert own.read(4)["score"].tolist() == [4.5] * 3
-    first.write(*rows(5))
-    assert first.corrupt() == [0]
-
-
 def test_whole_numbers_keep_their_type_and_others_are_kept_in_half_precision(tmp_path):
     own, images = store(tmp_path, size=2), torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     values = torch.tensor([[1e-3, 65504.0], [float("inf"), -0.1]])
@@ -75,12 +64,6 @@ def test_values_beyond_half_precision_are_refused_with_their_row(tmp_path, value
     with pytest.raises(InputError, match=re.escape(line)):
         own.write(index, values | {"other": torch.zeros(2)})
     assert own.missing() == list(range(6)) and not list(own.path.glob("score*"))
-
-
-def test_an_array_takes_its_place_on_the_disk_when_it_is_created(tmp_path):
-    own, width = store(tmp_path, size=64), 4096
-    own.write(*rows(0, width=width))
-    assert (own.path / "score.npy").stat().st_blocks * 512 >= 64 * width * 2
 
 
 def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_none(tmp_path, monkeypatch):

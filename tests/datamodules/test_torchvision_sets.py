@@ -1,8 +1,6 @@
 """Data sets of torchvision, from a few images in the layout that torchvision reads."""
 
 import csv
-import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +8,8 @@ import torch
 from commands import composed
 from hydra.utils import instantiate
 from PIL import Image
-from scipy.io import savemat
 
 from datamodules.torchvision_sets import DATA_SETS, HELD_OUT, TorchvisionImages, torchvision_images
-from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
 
 TRAIN, TEST = 10, 5  # images of each split, of the classes 0, 1, 0, 1, ...
@@ -29,18 +25,6 @@ def save(path, pixels):
     Image.fromarray(pixels).save(path, "ppm" if path.suffix == ".ppm" else "png")  # no JPEG: it changes pixels
 
 
-def write_cifar(root, name):
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": ["airplane", "automobile"]}))
-    train, test = noise(TRAIN, 0, 32), noise(TEST, 1, 32)
-    parts = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    for part, pixels in zip(parts, [*np.split(train, 5), test], strict=True):
-        rows = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
-        (folder / part).write_bytes(pickle.dumps({"data": rows, "labels": [i % 2 for i in range(len(pixels))]}))
-    return train, test
-
-
 def write_mnist(root, name):
     folder = root / "MNIST/raw"
     folder.mkdir(parents=True)
@@ -51,15 +35,6 @@ def write_mnist(root, name):
         labels = np.arange(len(pixels), dtype=np.uint8) % 2
         header = b"".join(number.to_bytes(4, "big") for number in (0x801, len(pixels)))
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
-    return splits
-
-
-def write_svhn(root, name):
-    (root / "svhn").mkdir()
-    splits = noise(TRAIN, 0), noise(TEST, 1)
-    for part, pixels in zip(("train", "test"), splits, strict=True):
-        labels = np.where(np.arange(len(pixels)) % 2, 1, 10)  # its digit 0 has the label 10
-        savemat(root / f"svhn/{part}_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0), "y": labels[:, None]})
     return splits
 
 
@@ -102,26 +77,17 @@ def write_folders(root, name):
 
 
 FOLDERS = ("EuroSAT", "RESISC45", "SUN397")
-WRITERS = {"CIFAR10": write_cifar, "MNIST": write_mnist, "SVHN": write_svhn, "GTSRB": write_gtsrb, "DTD": write_dtd}
+WRITERS = {"MNIST": write_mnist, "GTSRB": write_gtsrb, "DTD": write_dtd}
 WRITERS |= dict.fromkeys(FOLDERS, write_folders)
-"""Torchvision's own class → what writes its files. CIFAR100 is read as CIFAR10 is, StanfordCars as GTSRB."""
+"""Torchvision's own class → what writes its files: one of each way in which it keeps pixels."""
 CLASSES = {
-    "CIFAR10": ["airplane", "automobile"],
     "DTD": ["banded", "polka-dotted"],
     "EuroSAT": ["annual crops", "forest"],
     "GTSRB": ["speed limit 20 km/h", "speed limit 30 km/h"],
     "MNIST": ["0", "1"],
     "RESISC45": ["AnnualCrop", "Forest"],
     "SUN397": ["abbey", "indoor apse"],
-    "SVHN": ["0", "1"],
 }
-
-
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
-    """Sums of files are those of the whole data sets."""
-    for module in ("cifar", "svhn"):
-        monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda path, _: Path(path).is_file())
 
 
 def as_sample(pixels, size):
@@ -172,16 +138,3 @@ def test_the_data_sets_of_the_configs_have_names_and_prompts(tmp_path):
         'the handwritten digit "7".',
     ]
     assert composed("data=cifar100", folder=tmp_path).data.name == "CIFAR100"
-
-
-def test_a_download_is_torchvisions_and_only_on_request(tmp_path, monkeypatch):
-    asked = []
-
-    def download(self):
-        asked.append(self.root)
-        raise OSError("no network")
-
-    monkeypatch.setattr("torchvision.datasets.MNIST.download", download)
-    with pytest.raises(InputError, match="expected to download MNIST to .*, got an error: no network"):
-        torchvision_images(tmp_path, "MNIST", "test", ImageTransform((8, 8)), download=True)
-    assert asked == [str(tmp_path)]

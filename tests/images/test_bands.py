@@ -1,7 +1,5 @@
 """Bands and bits: what a model of any number of channels sees, beside Pillow and a slow reference."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import timm
@@ -40,7 +38,7 @@ def grey_net():
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)).eval()
 
 
-@pytest.mark.parametrize("channels", [1, 4, 6, 12])
+@pytest.mark.parametrize("channels", [1, 12])
 @pytest.mark.filterwarnings("ignore:VisionTransformer of")
 @pytest.mark.situation(10)
 def test_a_model_of_any_number_of_channels_sees_its_bands(channels):
@@ -54,16 +52,6 @@ def test_a_model_of_any_number_of_channels_sees_its_bands(channels):
         torch.testing.assert_close(explanation.heatmap, expected)
         assert explanation.image.shape == (3, 32, 32) and explanation.photo().size == (48, 40)
         assert explanation.picture().width > 0
-
-
-@pytest.mark.parametrize("scale", [1, 257])
-def test_each_band_has_its_own_value_beside_the_image(scale):
-    target = six_bands()
-    assert target.transform.fill == (26, 51, 77, 102, 128, 153)
-    stack = (SIX * np.array(scale)).astype(np.uint8 if scale == 1 else np.uint16)
-    seen, box = see_pixels(stack, replace(target.transform, resize="border", crop_pct=1))
-    assert box[1] < -2 and box[3] > 42  # of 40 rows
-    assert seen[:, 0].float().mean(-1).tolist() == [value * scale for value in target.transform.fill]
 
 
 @pytest.mark.parametrize("channels", [2, 6])
@@ -82,7 +70,7 @@ def test_methods_explain_six_bands_of_16_bits_like_normalised_pixels(method):
     sixteen = (eight.to(torch.int32) * 257).to(torch.uint16)
     mean, std = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), 0.25
     torch.testing.assert_close(target.normalise(sixteen), (eight / 255 - mean[:, None, None]) / std)
-    one = posthoc.build(method, target, target.grid)
+    one = posthoc.build(method, target, target.grid, {"masks": 40} if method == "RISE" else None)
     maps = [one(images, torch.tensor([2])) for images in (eight, sixteen)]
     assert maps[0].std() > 0
     torch.testing.assert_close(*maps)
@@ -213,8 +201,3 @@ REFUSED = [
 @pytest.mark.parametrize(("told", "call"), REFUSED)
 def test_what_is_not_known_of_pixels_is_refused(told, call, request):
     check_refused(request, told, call)
-
-
-def test_rows_and_bands_are_told_apart_by_their_number():
-    assert find_bands(np.zeros((6, 6, 7)), 6, "stack").shape == (6, 7, 6)
-    assert find_bands(np.zeros((5, 7)), 1, "stack").shape == (5, 7, 1)

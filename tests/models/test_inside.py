@@ -118,11 +118,6 @@ def test_a_backbone_alone_keeps_what_it_is(make_model, images, capsys):
     assert whole.classes == list("abcde") and whole.identity() == TargetModel(make_model()).identity()
 
 
-def test_a_cnn_inside_takes_the_size_that_is_given(make_model):
-    target = as_target(nn.Sequential(make_model("test_resnet"), nn.ReLU(), nn.Linear(5, 3)), image_size=(64, 96))
-    assert not isinstance(target.backbone, PlainBackbone) and target.grid.size == target.transform.size == (64, 96)
-
-
 @torch.no_grad()
 def test_a_module_that_normalises_its_images_states_the_mean(make_model, images):
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)

@@ -102,14 +102,6 @@ def test_a_second_input_is_fixed_by_partial():
         torch.testing.assert_close(odds(IMAGES).softmax(-1)[:, 1], target(IMAGES)[:, 3].sigmoid())
 
 
-def test_what_wraps_a_module_is_taken_off_and_messages_name_the_module(capsys):
-    target = as_target(nn.DataParallel(Segments().eval()), target=region, **STATED)
-    assert target.name == "Segments" and type(target.backbone.model.model) is Segments
-    assert (
-        "DataParallel: taken off, and Segments inside is explained\nSegments stays as it is" in capsys.readouterr().err
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.situation(15)
 def test_networks_of_torchvision_are_explained():

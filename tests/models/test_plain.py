@@ -1,7 +1,6 @@
 """Any module that classifies images as a target: same logits, untouched original, every method that is listed runs."""
 
 import copy
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from explainers import posthoc
-from explainers.anyhead import AnyHead, AnyHeadNetwork
-from explainers.errors import UnsupportedModel
-from explainers.learned.trunk import default_blocks
 from explainers.masking import PatchGrid
 from explainers.models import as_target
-from explainers.tve import TVE, LightNetwork
 
 STATED = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25), "image_size": 32}
 CLASSES = torch.tensor([3, 0])
@@ -140,18 +135,6 @@ def test_the_last_linear_layer_becomes_the_head_where_that_is_exact():
         assert isinstance(found[kind].head, nn.Identity) and found[kind].embed_dim == 5
 
 
-class Normalised(Net):
-    """Reads the weights of its last layer besides."""
-
-    def forward(self, x):
-        return super().forward(x) if self.last.weight.norm() > 0 else None
-
-
-def test_a_layer_that_the_module_needs_elsewhere_stays_in_it(images):
-    target = as_target(lively(Normalised), **STATED)
-    assert isinstance(target.head, nn.Identity) and target(images).shape == (5, 5)
-
-
 @pytest.mark.parametrize(
     "last", [(nn.Flatten(), nn.Linear(12 * 64, 1)), (nn.AvgPool2d(8), nn.Conv2d(12, 1, 1), nn.Flatten())]
 )
@@ -185,19 +168,6 @@ def test_every_listed_method_runs_and_no_other_is_built(kind, images):
         heatmaps = posthoc.build(name, target, grid, FAST.get(name))(images[:2], CLASSES)
         assert heatmaps.shape == (2, 4, 4) and heatmaps.isfinite().all()
         assert (heatmaps.flatten(1).std(1) > 0).all(), name
-
-
-def test_black_boxes_have_the_maps_of_score_cam_and_no_gradients_for_others():
-    target = as_target(lively(BlackBox), **STATED)
-    for method, wanted in {
-        "Saliency": "a model whose layers all have gradients",
-        "GradCAM": "a model with layers of tokens or of square feature maps",
-        "DecompX-PLUS": "a transformer with blocks of attention and MLP that normalise their inputs",
-    }.items():
-        with pytest.raises(UnsupportedModel) as error:
-            posthoc.build(method, target, target.grid)
-        assert str(error.value).startswith(f"expected {wanted} for {method}, got BlackBox")
-        assert str(error.value).endswith(": take one of LIME, Occlusion, RISE, ScoreCAM")
 
 
 def few_at_once(most):
@@ -237,20 +207,3 @@ def test_modules_of_other_types_are_computed_in_float32(kind, dtype, images):
     model.load_state_dict(own)
     torch.testing.assert_close(found(images), as_target(model, **STATED)(images), rtol=1e-4, atol=1e-4)
     assert next(found.parameters()).dtype == torch.float32
-
-
-def test_probabilities_are_explained_as_values_if_that_is_asked_for(images):
-    model = Net(lambda y: y.sigmoid()).eval()
-    with torch.no_grad():
-        target = as_target(model, **STATED, score="value")
-        torch.testing.assert_close(target(images), model(target.normalise(images)))
-
-
-def test_networks_of_tve_and_anyhead_read_the_last_feature_map(images):
-    target = as_target(lively(Net), **STATED)
-    assert default_blocks(target) == [0]
-    for explainer in (
-        TVE(target, target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1)),
-        AnyHead(target, target.grid, partial(AnyHeadNetwork, blocks=[0], width=12, depth=1)),
-    ):
-        assert explainer.eval()(images[:2], CLASSES).shape == (2, 8, 8)

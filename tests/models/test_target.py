@@ -6,16 +6,14 @@ import pytest
 import timm
 import torch
 from conftest import TINY_VIT
-from safetensors.torch import save_file
 from torch import nn
 
 from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation import Evaluation, EvaluationModule
-from explainers.masking import PatchGrid
 from explainers.models import TargetModel, as_target
 from explainers.models.heads import load_head, save_head
-from explainers.models.names import class_names, match_classes
+from explainers.models.names import match_classes
 from explainers.shapley import Surrogate
 from explainers.training import Classifier
 from explainers.vectors import SelfExplaining
@@ -104,14 +102,6 @@ def test_a_head_of_other_weights_of_the_backbone_or_another_normalisation_is_ref
     for model, named in ((make_model(seed=1), "backbone_sha256"), (other, "normalisation.mean")):
         with pytest.raises(InputError, match=named):
             TargetModel(model, head=path)
-
-
-def test_a_head_of_another_program_is_accepted(make_model, tmp_path):
-    save_file({"weight": torch.zeros(3, 24), "bias": torch.zeros(3)}, tmp_path / "head.safetensors")
-    assert TargetModel(make_model(), head=tmp_path / "head.safetensors").classes == []
-    save_file({"kernel": torch.zeros(3, 24)}, tmp_path / "head.safetensors")
-    with pytest.raises(InputError, match="head.safetensors: expected floats .* for 'weight', got nothing: give"):
-        TargetModel(make_model(), tmp_path / "head.safetensors", "sigmoid")
 
 
 @pytest.mark.parametrize(("known", "names"), [([], ["a", "b"]), (["a", "b", "c"], ["b", "c", "d"])])
@@ -222,40 +212,6 @@ def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, 
     torch.testing.assert_close(nn.functional.cross_entropy(target(images), labels), binary)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_a_value_stays_one_output(make_model, images, name):
-    model = make_model(name, num_classes=1)
-    target = TargetModel(model, score="value")
-    with torch.no_grad():
-        expected = model(normalised_by_hand(model, images))
-    assert target.num_classes == 1 and class_names(target) == ["value"] and TargetModel(target).score == "value"
-    torch.testing.assert_close(target.score_images(target.normalise(images)), expected)
-    assert target.identity() != TargetModel(model, score="sigmoid").identity()
-
-
-def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make_model, images, tmp_path):
-    save_file({"weight": torch.ones(1, 24), "bias": torch.tensor([0.5])}, tmp_path / "head.safetensors")
-    target = TargetModel(make_model(), tmp_path / "head.safetensors", "sigmoid")
-    with pytest.warns(UserWarning, match="the order is taken as negative, positive"):
-        assert match_classes(["negative", "positive"], target) == [0, 1]
-    embeddings = target.embed(target.normalise(images))
-    logits = target(images)
-    torch.testing.assert_close(logits[:, 1] - logits[:, 0], embeddings.sum(1) + 0.5)
-    torch.testing.assert_close(logits[:, 0], -logits[:, 1])
-
-
-DPN = {"small": True, "num_init_features": 8, "k_r": 8, "groups": 2, "k_sec": (1, 1, 1, 1), "inc_sec": (4, 4, 4, 4)}
-
-
-def test_a_convolution_of_pooled_maps_is_a_linear_head():
-    model = timm.create_model("dpn48b", num_classes=5, **DPN).eval()
-    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    target = TargetModel(model).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(target(images), model(normalised_by_hand(model, images)))
-    assert (target.head.in_features, target.num_classes) == (target.embed_dim, 5)
-
-
 TRAINING = {
     "Classifier": lambda target, grid: Classifier(target, 3, partial(torch.optim.SGD, lr=0.1), tune="all"),
     "Surrogate": lambda target, grid: Surrogate(target, grid, partial(torch.optim.SGD, lr=0.1)),
@@ -313,15 +269,6 @@ def test_a_copy_of_a_target_takes_another_size_as_timm_interpolates_its_position
     assert net.grid.shape == (8, 12)
     with pytest.raises(InputError, match="^image_size: "):
         as_target(net, image_size=32)
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "test_resnet", "swin_tiny_patch4_window7_224"])
-def test_any_grid_fits_a_model_without_patches_of_its_own(make_model, name):
-    target = TargetModel(make_model(name, **(SWIN if "swin" in name else {})))
-    target.check_grid(PatchGrid(32, 8))
-    target.check_grid(PatchGrid(32, 16, differs=True))
-    if "vit" not in name:
-        target.check_grid(PatchGrid(32, 16))
 
 
 class MeanOfPatches(timm.models.VisionTransformer):

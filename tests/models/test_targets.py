@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from commands import QUIET, ROOT, SMALL_DIGITS, composed, draw_images, train
+from commands import QUIET, ROOT, composed, draw_images, train
 from conftest import timm_model
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -21,7 +21,6 @@ from explainers.transformer.direct_paths import check_direct
 from explainers.transformer.stage_paths import check_stage_paths
 
 SHARED = ("transform", "crop_fraction")
-EXPERIMENTS = ("linear_head", "full_finetuning")
 RUN = (*QUIET, "logger=csv", "trainer.max_epochs=1", "trainer.precision=32-true")
 
 
@@ -34,13 +33,6 @@ def test_a_target_and_a_data_set_have_the_images_in_common_and_nothing_else():
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         read = set(re.findall(r"\$\{([a-z_.]+)", "\n".join(lines)))
         assert {key for key in read if not key.startswith(".")} <= {"grid.image_size", "data_dir", "seed", *SHARED}
-
-
-def test_the_weights_of_a_target_are_those_that_timm_has(tmp_path):
-    names = OmegaConf.load(ROOT / "configs/names/target.yaml")
-    assert {*names.values()} <= {*timm.list_pretrained()} and len(names) >= 12
-    model = composed("target=deit_base_distilled", folder=tmp_path).target.model
-    assert model.pretrained and model.model_name == names.deit_base_distilled
 
 
 class Net(nn.Sequential):
@@ -62,8 +54,7 @@ def test_a_function_by_its_python_path_builds_a_target(tmp_path):
 
 
 @pytest.mark.situation(22)
-@pytest.mark.parametrize("name", ["test_vit", "beit_base_patch16_384"])
-def test_data_sets_show_what_the_target_was_trained_to_see(name, tmp_path):
+def test_data_sets_show_what_the_target_was_trained_to_see(tmp_path, name="beit_base_patch16_384"):
     (tmp_path / "images/val/a").mkdir(parents=True)
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
     photo.save(tmp_path / "images/val/a/1.png")
@@ -87,9 +78,7 @@ def test_experiments_keep_the_crops_of_their_numbers(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # one of each family
-    "name", ["vit_tiny", "swin_tiny_patch4_window7_224", "deit_base_distilled", "resnet18"]
-)
+@pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])  # a transformer and stages
 def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
     """In shapes alone: the images fit the backbone, the blocks are there, and their maps fit the network.
 
@@ -99,7 +88,7 @@ def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
     with torch.device("meta"):
         target, grid = instantiate(cfg.target).eval(), instantiate(cfg.grid)
         network = instantiate(cfg.explainer.network)(target, grid)
-        if name.startswith(("swin", "resnet")):
+        if name == "resnet18":
             check_stage_paths(target, cfg.direct, grid.size)
         elif cfg.direct:
             check_direct(target, cfg.direct)
@@ -109,75 +98,22 @@ def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
         assert network(images, embeddings, maps).shape == (2, grid.num_patches, 2, target.embed_dim)
 
 
-def test_full_finetuning_has_the_hyperparameters_of_table_2(tmp_path):
-    cfg = composed("experiment=full_finetuning", folder=tmp_path)
-    classifier = cfg.module
-    adam = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 2e-4, "weight_decay": 0.05}
-    assert classifier.optimizer == adam
-    assert classifier.scheduler._target_.endswith("warmup_linear") and classifier.scheduler.warmup == 0.05
-    assert (classifier.tune, cfg.data.batch_size, cfg.trainer.max_epochs) == ("all", 256, 5)
-    head = composed("experiment=linear_head", "module.optimizer.lr=2e-4", "trainer.max_epochs=5", folder=tmp_path)
-    expected = OmegaConf.to_container(OmegaConf.merge(classifier, {"tune": "head"}), resolve=True)
-    assert OmegaConf.to_container(head.module, resolve=True) == expected | {"target": dict(head.target)}
-    assert (head.data.batch_size, head.trainer.max_epochs) == (256, 5)
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    """Holds a folder of classes, and MURA."""
-    root = tmp_path_factory.mktemp("data")
+@pytest.mark.slow
+def test_a_fully_tuned_target_comes_back_by_the_options_of_a_later_command(tmp_path, monkeypatch):
+    """With as many classes as the data set, which nobody has told."""
     for split in ("train", "val"):
-        draw_images(root / split, count=3, classes=("a", "b", "c"))
-    for split in ("train", "valid"):
-        for study in ("study1_positive", "study2_negative"):
-            folder = root / "MURA-v1.1" / split / "XR_WRIST" / "patient00001" / study
-            folder.mkdir(parents=True)
-            Image.fromarray(np.arange(6400, dtype=np.uint16).reshape(80, 80)).save(folder / "image1.png")
-    return root
-
-
-@pytest.fixture
-def trained(monkeypatch):
-    """The modules that were trained and exported."""
-    modules, export = [], Classifier.export
-    monkeypatch.setattr(Classifier, "export", lambda self, folder: (modules.append(self), export(self, folder)))
-    return modules
-
-
-CLASSES = {"mura": 2, "digits": 10}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("data", "experiment"), zip(CLASSES, reversed(EXPERIMENTS), strict=True))
-def test_a_head_has_the_classes_of_the_data_set_without_being_told(data, experiment, data_dir, tmp_path, trained):
-    options = SMALL_DIGITS if data == "digits" else ("data.num_workers=0", f"data_dir={data_dir}")
-    options += (f"experiment={experiment}", "target=tiny", f"data={data}", f"cache_dir={tmp_path / 'cache'}")
-    train(*options, *RUN, folder=tmp_path / "run")
-    (classifier,) = trained
-    assert classifier.target.head.out_features == CLASSES[data]
-    assert classifier.tune == ("head" if experiment == "linear_head" else "all")
-
-
-SMALL_GRID = ("grid.image_size=32", "grid.patch_size=8")
-SMALL = {
-    "vit": ("target=tiny",),
-    "resnet": ("target=resnet50", "target.model.model_name=test_resnet", *SMALL_GRID),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("small", SMALL)
-def test_a_fully_tuned_target_comes_back_by_the_options_of_a_later_command(small, data_dir, tmp_path, trained):
-    options = (*SMALL[small], "target.model.pretrained=false")
-    data = ("data=folder", f"data.root={data_dir}", "data.num_workers=0", "data.batch_size=2")
+        draw_images(tmp_path / split, count=3, classes=("a", "b", "c"))
+    trained, export = [], Classifier.export
+    monkeypatch.setattr(Classifier, "export", lambda self, folder: (trained.append(self), export(self, folder)))
+    options = ("target=tiny", "target.model.pretrained=false")
+    data = ("data=folder", f"data.root={tmp_path}", "data.num_workers=0", "data.batch_size=2")
     train("experiment=full_finetuning", *options, *data, *RUN, folder=tmp_path / "run")
-    (classifier,) = trained
     path = tmp_path / "run" / "target.safetensors"
     options += ("++target.model.num_classes=3", f"target.model.checkpoint_path={path}")
     cfg = composed("explainers@explainer=tve", *options, folder=tmp_path)
-    again, tuned = instantiate(cfg.target).eval(), classifier.target.eval()
+    again, tuned = instantiate(cfg.target).eval(), trained[0].target.eval()
     images = torch.randint(0, 256, (4, 3, cfg.grid.image_size, cfg.grid.image_size), dtype=torch.uint8)
-    assert again(images).shape == (4, 3) and again(images).std() > 0
+    assert tuned.num_classes == 3 and again(images).shape == (4, 3) and again(images).std() > 0
     torch.testing.assert_close(again(images), tuned(images))
     assert weights_hash(again.backbone) == weights_hash(tuned.backbone)
     same_head = instantiate(cfg.target, head=str(tmp_path / "run" / "head.safetensors")).eval()

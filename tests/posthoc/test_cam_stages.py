@@ -58,20 +58,6 @@ def test_the_map_of_a_stage_is_the_formula_at_its_output(make_target, images, mo
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
-def test_the_last_stage_is_the_default_and_hirescam_there_is_exact(make_target, images):
-    """With average pooling and a linear head, HiResCAM of the last map sums to the logit without its bias."""
-    target = make_target("test_resnet")
-    for name in FORMULAS:
-        first, last = (posthoc.build(name, target, GRID, options) for options in ({}, {"layer": -1}))
-        assert torch.equal(first(images, LABELS), last(images, LABELS))
-    logits = target(images)[[0, 1], LABELS] - target.head.bias[LABELS]
-    found = posthoc.HiResCAM(target, GRID)(images, LABELS).sum((1, 2))
-    torch.testing.assert_close(found, logits.detach(), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(
-        posthoc.GradCAM(target, GRID, relu=False)(images, LABELS).sum((1, 2)), found, rtol=1e-3, atol=1e-4
-    )
-
-
 def test_plus_sums_the_stages_and_skip_plus_those_from_the_middle(make_target, images):
     target = make_target("test_resnet")
     maps = [posthoc.LayerCAM(target, GRID, layer=stage, relu=False)(images, LABELS) for stage in range(5)]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from explainers.masking import PatchGrid
 from explainers.posthoc import DirectPaths
 from explainers.transformer.direct_paths import direct_paths, record_direct
 
@@ -20,9 +19,3 @@ def test_a_heatmap_is_the_product_of_the_row_of_the_class_and_the_paths(make_tar
         for patch in range(16):
             expected = sum(torch.dot(target.head.weight[label], paths[i, layer, patch]) for layer in range(len(blocks)))
             assert found[i, patch // 4, patch % 4].item() == pytest.approx(expected.item(), rel=1e-3, abs=1e-4)
-
-
-def test_a_coarser_grid_has_the_same_sum(target, grid, images):
-    fine, coarse = (DirectPaths(target, each)(images, CLASSES) for each in (grid, PatchGrid(32, 16, differs=True)))
-    assert coarse.shape == (5, 2, 2)
-    torch.testing.assert_close(coarse, fine.unflatten(1, (2, 2)).unflatten(3, (2, 2)).sum((2, 4)))

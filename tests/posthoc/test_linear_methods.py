@@ -1,7 +1,5 @@
 """The attribute `linear` of every white-box method is True exactly if the method is linear in the functional."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -21,7 +19,7 @@ LINEAR = {
 def build_variants(name, target, grid):
     """A method by its name, with the rules of LibraGrad, and with every aggregation that takes it."""
     found, of = {}, getattr(posthoc, name)
-    kinds = ["", "-PLUS", "-SkipPLUS"] if issubclass(of, Layerwise) else [""]
+    kinds = ["", "-PLUS"] if issubclass(of, Layerwise) else [""]
     kinds += ["-Rollout"] if issubclass(of, Transitions) else []
     for full in [f"{prefix}{name}{kind}" for prefix in ("", "Libra") for kind in kinds]:
         try:
@@ -29,12 +27,6 @@ def build_variants(name, target, grid):
         except InputError as error:
             assert full.startswith("Libra") and "plain gradients" in str(error)
     return found
-
-
-@pytest.fixture
-def target(make_target):
-    """Four layers, so that SkipPLUS includes two: without frozen LayerNorm the last layer's Input × Gradient is 0."""
-    return make_target(depth=4)
 
 
 def measure_departure(method, images):
@@ -46,19 +38,9 @@ def measure_departure(method, images):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_that_say_so_are_linear_in_the_functional_and_no_others(target, grid, images, name):
-    images = images[:2]
+    images = images[:1]
     for full, method in build_variants(name, target, grid).items():
         with_relu = name == "GradCAM" and not full.endswith("PLUS")
         assert method.linear == (name in LINEAR and not full.endswith("-Rollout") and not with_relu), full
         found = measure_departure(method, images)
         assert found < 1e-4 if method.linear else found > 1e-2, full
-
-
-def test_a_relu_ends_the_linearity_of_a_layer_and_plus_leaves_it_out(target, grid, images):
-    for build in (posthoc.GradCAM, posthoc.XGradCAM):
-        alone = build(target, grid, relu=True)
-        assert not alone.linear and not alone.signed and measure_departure(alone, images) > 1e-2
-        plus = posthoc.PLUS(target, grid, partial(build, relu=True))
-        assert plus.linear and plus.signed and measure_departure(plus, images) < 1e-4
-        both = build(target, grid, relu=False)
-        assert both.linear and both.signed and measure_departure(both, images) < 1e-4

@@ -10,7 +10,6 @@ from test_pixel_gradients import CLASSES, MODELS, close, only_one_patch
 from explainers.masking import PatchGrid
 from explainers.posthoc.lime import LIME
 from explainers.posthoc.masks import RISE, Occlusion, RandomMasks, ScoreCAM
-from explainers.posthoc.soft_masks import score_soft_masks
 
 METHODS = {
     "occlusion": (Occlusion, {}),
@@ -34,9 +33,9 @@ def method(request):
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_occlusion_is_the_reference(target, grid, images, window):
-    heatmaps = Occlusion(target, grid, window)(images, CLASSES)
+    heatmaps = Occlusion(target, grid, window)(images[:2], CLASSES[:2])
     with torch.no_grad():
-        for i, image in enumerate(target.normalise(images)):
+        for i, image in enumerate(target.normalise(images[:2])):
             expected = slow.occlusion(target.score_images, image, CLASSES[i], 4, window // 2)
             torch.testing.assert_close(heatmaps[i], expected, rtol=0, atol=1e-6)
 
@@ -78,24 +77,6 @@ def test_random_masks_are_the_reference(size, cells):
     torch.testing.assert_close(masks(torch.tensor([3])), found[3:4], rtol=0, atol=1e-6)
 
 
-def test_autocast_leaves_the_masks_as_they_are():
-    numbers = torch.arange(5)
-    masks = RandomMasks(5, 7, 0.5, size=(32, 32), seed=0, device=numbers.device)
-    with torch.autocast("cpu", torch.bfloat16):
-        inside = masks(numbers)
-    assert torch.equal(inside, masks(numbers))
-
-
-def test_random_masks_cover_each_pixel_and_are_shifted_in_both_directions():
-    masks = RandomMasks(4000, 7, 0.3, size=(32, 32), seed=0, device=torch.device("cpu"))
-    assert set(masks.cells.unique().tolist()) == {0, 1}
-    assert (masks.cells.mean(0) - 0.3).abs().max() < 0.04  # five standard deviations
-    pairs = masks.shifts[:, 0] * 5 + masks.shifts[:, 1]
-    assert (pairs.bincount(minlength=25) / 4000 - 1 / 25).abs().max() < 0.016
-    other = RandomMasks(4000, 7, 0.3, size=(32, 32), seed=1, device=torch.device("cpu"))
-    assert not torch.equal(other.cells, masks.cells) and not torch.equal(other.shifts, masks.shifts)
-
-
 @torch.no_grad()
 def test_rise_is_the_reference(target, grid, images):
     heatmaps = RISE(target, grid, masks=12, cells=3, probability=0.4, seed=2)(images, CLASSES)
@@ -114,10 +95,11 @@ def feature_maps(target, normalised, block):
 @pytest.mark.parametrize("name", ["vit", "swin"])
 def test_score_cam_is_the_reference(make_target, grid, images, name):
     target = make_target(MODELS[name][0], **MODELS[name][1])
-    explanation = ScoreCAM(target, grid, "softmax").details(images[:2], CLASSES[:2])
+    images = images[:1]
+    explanation = ScoreCAM(target, grid, "softmax").details(images, CLASSES[:1])
     softmax, similarity = explanation.heatmaps, explanation.numbers["mask_similarity"]
-    summed = ScoreCAM(target, grid, block=0)(images[:2], CLASSES[:2])
-    for i, image in enumerate(target.normalise(images[:2])):
+    summed = ScoreCAM(target, grid, block=0)(images, CLASSES[:1])
+    for i, image in enumerate(target.normalise(images)):
         features = feature_maps(target, image[None], 1)[0]
         close(softmax[i], slow.score_cam(target.score_images, image, CLASSES[i], features, 4))
         pairs = itertools.combinations([slow.unit(slow.bilinear(each, 32)) for each in features], 2)
@@ -125,22 +107,6 @@ def test_score_cam_is_the_reference(make_target, grid, images, name):
         assert similarity[i].item() == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
         masks = [slow.unit(slow.bilinear(each, 32)) for each in feature_maps(target, image[None], 0)[0]]
         close(summed[i], slow.summed(target.score_images, image, CLASSES[i], masks, 4).float())
-
-
-def test_no_more_masked_images_than_a_chunk_are_in_memory(target, images):
-    sizes = []
-
-    class Counting:
-        def score_images(self, normalised):
-            sizes.append(len(normalised))
-            return target.score_images(normalised)
-
-    image = torch.tensor([0, 0, 2, 1, 4, 3, 4])
-    normalised, masks = target.normalise(images), torch.rand(7, 1, 32, 32)
-    with torch.no_grad():
-        score_soft_masks(Counting(), normalised, CLASSES, image, lambda pairs: masks[pairs], chunk_size=3)
-    assert sizes == [3, 3, 1]
-    assert score_soft_masks(target, normalised, CLASSES, image[:0], lambda t: masks[t]).shape == (0,)
 
 
 def test_a_grey_image_has_a_finite_map(make_target, grid, method):

@@ -124,21 +124,3 @@ def test_a_naflexvit_has_the_maps_of_the_vit_with_its_weights(make_target, grid,
     labels = torch.zeros(len(images), dtype=torch.long)
     expected, found = (posthoc.build(method, each, grid)(images, labels) for each in (plain, flexible))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
-
-
-@pytest.mark.parametrize("method", ["GAE", "ALTI-SkipPLUS"])
-def test_queries_in_groups_are_those_with_copied_keys_and_values(make_target, grid, images, method):
-    options = {"depth": 2, "embed_dim": 32, "num_heads": 4, "img_size": 32, "patch_size": 8, "attn_type": "rope"}
-    grouped = make_target("vit_small_patch16_dinov3", num_kv_heads=2, qkv_fused=False, **options)
-    whole = make_target("vit_small_patch16_dinov3", qkv_fused=False, **options)
-    weights = {
-        name: w.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1)
-        if ".k_proj" in name or ".v_proj" in name
-        else w
-        for name, w in grouped.backbone.state_dict().items()
-    }
-    whole.backbone.load_state_dict(weights)
-    whole.head.load_state_dict(grouped.head.state_dict())
-    labels = torch.zeros(len(images), dtype=torch.long)
-    expected, found = (posthoc.build(method, each, grid)(images, labels) for each in (whole, grouped))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())

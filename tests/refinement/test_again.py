@@ -6,7 +6,7 @@ import torch
 from explainers.evaluation.passes import count_passes
 from explainers.masking import mask_pixels
 from explainers.posthoc import build
-from explainers.refinement import Refined, explain_again, refine
+from explainers.refinement import explain_again, refine
 from explainers.refinement.again import hide_patches
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
@@ -34,7 +34,7 @@ def slow_ranks(explain, image, target, removal, steps, most):
 
 
 @pytest.mark.parametrize(
-    ("name", "removal", "low", "high", "share"), [("AnyHead", "zero", 5, 3, 0.75), ("GAE", "black", 1, 16, 0.5)]
+    ("name", "removal", "low", "high", "share"), [("AnyHead", "zero", 5, 3, 0.75), ("GAE", "black", 1, 8, 0.5)]
 )
 def test_ranks_are_those_of_loops_over_images_and_steps(anyhead, target, grid, images, name, removal, low, high, share):
     explainer = anyhead if name == "AnyHead" else build(name, target, grid)
@@ -56,23 +56,6 @@ def test_hidden_patches_are_those_of_the_removal_of_metrics(target, grid, images
     expected = mask_pixels(target.normalise(given), keep, grid, fill)
     found = target.normalise(hide_patches(given, keep, target, grid, removal))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize(("low", "high", "passes"), [(3, 4, 6), (1, 1, 1), (4, 1, 4)])
-def test_every_image_is_explained_as_often_as_announced(anyhead, target, images, low, high, passes):
-    with count_passes(target) as count:
-        explain_again(anyhead, images, CLASSES, low, high)
-    assert count.images == 5 * passes
-    with count_passes(target) as count:
-        predicted = explain_again(anyhead, images, None, low, high)
-    assert count.images == 5 * (passes + 1)
-    assert torch.equal(predicted, explain_again(anyhead, images, target(images).argmax(-1), low, high))
-
-
-def test_one_explanation_is_ranked_as_it_is(anyhead, images):
-    expected = anyhead(images, CLASSES).flatten(1).argsort(1).argsort(1)
-    found = explain_again(anyhead, images, CLASSES, 1, 1)
-    torch.testing.assert_close(found.flatten(1), (1 + expected) / 16)
 
 
 def test_a_patch_that_stood_behind_another_is_found_when_that_has_left(target, grid):
@@ -137,17 +120,3 @@ def test_more_passes_draw_pairs_around_what_was_explained_again(anyhead, target,
     torch.testing.assert_close(refined.heatmaps, by_hand.heatmaps, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(refined.errors, by_hand.errors, rtol=1e-4, atol=1e-5)
     assert refine(anyhead, images, CLASSES, 5).until(1e-9, 46).passes == 45
-
-
-def test_refined_announces_the_passes_of_explaining_again(target, grid, images):
-    again = Refined(target, grid, prior="GAE", passes=7)
-    with count_passes(target) as count:
-        found = again(images, CLASSES)
-    assert count.images == 5 * again.forward_passes == 5 * 8
-    assert torch.equal(found, explain_again(again.prior, images, CLASSES, 4, 4))
-
-
-def test_other_fits_are_taken_where_nothing_can_be_explained_again(anyhead, target, images):
-    for settings in ({"removal": "drop"}, {"fit": "ranking"}):
-        assert refine(anyhead, images, CLASSES, 16, **settings).errors.isfinite().all()
-    assert refine(None, images, CLASSES, 16, target=target).errors.isfinite().all()

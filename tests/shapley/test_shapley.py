@@ -152,34 +152,3 @@ def test_coalitions_without_the_tokens_of_other_patches(target, images):
         nothing = target.classify(model.norm(model.blocks(tokens[i : i + 1, :1]))[:, 0])[0]
         torch.testing.assert_close(rows["null"][i], nothing, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(rows["grand"], target(images), rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "arguments", "freeze"),
-    [("deit_tiny_distilled_patch16_224", {}, True), ("vit_tiny_patch16_224", {"global_pool": "avg"}, False)],
-)
-def test_vit_shapley_takes_every_vit(make_target, images, name, arguments, freeze):
-    target = make_target(name, img_size=24, **arguments)
-    shapley = Shapley(target, GRID, partial(VIT, freeze=freeze)).eval()
-    assert shapley.all_classes(images).shape == (5, 5, 3, 3)
-
-
-@torch.no_grad()
-def test_a_frozen_vit_shapley_starts_as_the_trained_one(target, images):
-    tuned, frozen = (Shapley(target, GRID, network).eval() for network in (VIT, FROZEN))
-    on_top = {name: value for name, value in tuned.network.state_dict().items() if not name.startswith("own.")}
-    frozen.network.load_state_dict(on_top)
-    torch.testing.assert_close(frozen(images), tuned(images))
-    assert frozen.network.state_dict().keys() < tuned.network.state_dict().keys()
-
-
-@pytest.mark.parametrize("backbone", ["test_resnet", "test_convnext"])
-def test_fastshap_reads_the_deepest_map_that_is_no_coarser_than_the_grid(target, backbone):
-    network = FastSHAPNetwork(target, GRID, backbone)
-    assert network.features.feature_info.reduction() == [8]
-
-
-@torch.no_grad()
-def test_fastshap_resamples_a_finer_map_to_the_grid(target, images):
-    assert FastSHAPNetwork(target, PatchGrid(24, 12), "test_convnext")(images).shape == (5, 4, 5)

@@ -44,12 +44,6 @@ def test_training_brings_masked_images_closer_to_whole_ones_and_leaves_the_teach
     assert equal(state(target), before) and not equal(state(surrogate.target), before)
 
 
-def test_the_teacher_answers_without_dropout_while_the_surrogate_is_tuned(make_target, grid):
-    surrogate = Surrogate(make_target(drop_path_rate=0.3), grid, ADAM)
-    assert surrogate.target.training
-    assert not any(module.training for module in surrogate.teacher.modules())
-
-
 def test_an_exported_surrogate_is_a_checkpoint_of_timm_and_can_be_explained(make_target, grid, images, tmp_path):
     surrogate = Surrogate(make_target(), grid, ADAM)
     fit(surrogate, images, epochs=2)

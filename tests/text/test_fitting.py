@@ -9,8 +9,6 @@ from safetensors.torch import save_file
 from sklearn.linear_model import Ridge
 from torch.nn import functional as F
 
-from benchmarks.papers.unseen_texts import unseen_head, unseen_texts
-from explainers import posthoc
 from explainers.errors import InputError
 from explainers.text import fit_text_head
 from explainers.text.encoders import stored_encoder
@@ -90,18 +88,3 @@ def test_a_fitted_text_head_has_functionals_near_the_rows_and_prints_how_it_gene
         fit_text_head(classifier, texts[:2], encode)
     with pytest.raises(InputError, match=r"expected texts of prompts.json, got 'text 99': did you mean text"):
         encode(["text 99"])
-
-
-def test_unseen_texts_explain_the_rows_that_other_classes_predict(classifier, grid, files, images):
-    head = unseen_head(classifier, *files)
-    texts = torch.as_tensor(texts_and_rows()[0].half().float())
-    rows = classifier.head.weight.detach()
-    expected = unseen_rows(F.normalize(texts, dim=-1), rows - rows.mean(0))
-    torch.testing.assert_close(head.weight.detach(), expected, rtol=1e-3, atol=1e-4)
-    classes = torch.tensor([0, 7, 9, 29, 3])
-    method = posthoc.DecompX(classifier, grid)
-    heatmaps = unseen_texts(classifier, grid, lambda target, grid: method, *files)(images, classes)
-    torch.testing.assert_close(heatmaps, method.explain(images, head.weight[classes].detach()), rtol=1e-3, atol=1e-4)
-    control = unseen_texts(classifier, grid, lambda target, grid: method, *files, other=True)
-    drawn = [int((head.weight == row).all(1).nonzero()) for row in control.texts]
-    assert sorted(drawn) == list(range(CLASSES)) and all(k != own for own, k in enumerate(drawn))

@@ -65,24 +65,6 @@ def test_functionals_are_gradients_of_the_similarity_and_its_contrast(
             torch.testing.assert_close(found[b, text], x.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_among_many_texts_none_is_compared_with_itself(target, images, head):
-    directions = F.normalize(torch.randn(60, 10, generator=torch.Generator().manual_seed(1)), dim=-1)
-    embeddings = embedded(target, images)
-    found = head.functionals(embeddings, directions, directions)
-    for text in (0, 31, 59):
-        others = torch.cat([directions[:text], directions[text + 1 :]])
-        alone = head.functionals(embeddings, directions[text : text + 1], others)
-        torch.testing.assert_close(found[:, text], alone[:, 0], rtol=1e-4, atol=1e-6)
-
-
-def test_at_constant_length_the_functional_gives_the_cosine_itself(target, images, head):
-    embeddings = embedded(target, images)
-    functionals = head.functionals(embeddings, WORDS)
-    expected = F.cosine_similarity((embeddings @ PROJECTION.mT)[:, None], DIRECTIONS[None], dim=-1)
-    torch.testing.assert_close((functionals * embeddings[:, None]).sum(-1), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(head(embeddings, WORDS), expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["DecompX-PLUS", "GAE", "GradECLIP", "DirectPaths"])
 def test_a_text_is_explained_as_the_class_of_a_head_with_the_same_row(target, grid, images, name):
     head = TextHead(encode, PROJECTION)
@@ -96,20 +78,6 @@ def without_head(target):
     model = target.backbone
     model.reset_classifier(5)
     return model
-
-
-def test_each_text_is_embedded_once():
-    asked = []
-
-    def counting(texts):
-        asked.extend(texts)
-        return encode(texts)
-
-    head = TextHead(counting)
-    head.embed(WORDS[:2])
-    head.embed(["dog", "snow", "dog"])
-    assert asked == ["cat", "dog", "snow"]
-    assert torch.equal(head.embed("dog")[0], head.embed(["snow", "dog"])[1])
 
 
 REFUSED = [

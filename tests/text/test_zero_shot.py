@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from clips import clip, image_tower, open_clip, random_directions, small_text_head
+from clips import clip, image_tower, open_clip, random_directions
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -46,15 +46,3 @@ def test_without_names_the_classes_are_those_of_imagenet_in_the_80_templates_of_
     assert len(asked) == 80_000 and head.weight.shape == (1000, 24)
     assert asked[0] == "a bad photo of a tench." and "itap of my toilet paper." in asked
     assert head.class_names[0] == "n01440764" and head.class_names[999] == "n15075141"
-
-
-ANIMALS = ["cat", "dog"]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"classes": ANIMALS, "names": ["cat"]}, {"names": ["cat"]}, {"classes": ANIMALS, "templates": ["a photo"]}],
-)
-def test_one_name_for_each_class_and_a_place_for_it(given):
-    with pytest.raises(InputError, match="names|templates"):
-        zero_shot_head(image_tower(), **given, text_head=small_text_head)

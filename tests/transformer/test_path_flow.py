@@ -1,16 +1,13 @@
 """The flow of paths, against autograd through the class token and loops over patches."""
 
-from functools import partial
-
 import pytest
 import references_attention as slow
 import references_paths
 import torch
 from references_attention import agree
-from torch.utils.flop_counter import FlopCounterMode
 
 from explainers.transformer.direct_paths import direct_paths, record_direct
-from explainers.transformer.path_flow import has_mlp_paths, mlp_paths, path_flow, prefer_sums, record_flow, sum_paths
+from explainers.transformer.path_flow import has_mlp_paths, mlp_paths, path_flow, record_flow, sum_paths
 
 CLASS_TOKEN = {name: slow.MODELS[name] for name in ("vit", "layer_scale", "registers")}
 CLASS_TOKEN["tanh"] = ("vit_tiny_patch16_224", {"act_layer": "gelu_tanh", "qkv_bias": True, "fc_norm": True})
@@ -74,25 +71,6 @@ def test_sums_of_all_patches_weigh_the_flow_of_each_block(make_target, images, n
             flow = references_paths.flow(seen, paths, blocks[0])
             expected = [sum(weights[1, z, i] * flow[i, z] for i in range(2)) for z in range(16)]
             agree(found[1] @ functional, torch.stack(expected), 1e-10)
-
-
-@pytest.mark.parametrize(
-    ("size", "width", "pooling", "count"),
-    [(32, 24, "token", 3), (32, 24, "token", 40), (48, 24, "token", 18), (32, 24, "avg", 40)],
-)
-def test_sums_are_preferred_if_they_take_fewer_operations(make_target, size, width, pooling, count):
-    target = make_target(img_size=size, embed_dim=width, depth=4, global_pool=pooling)
-    record = record_paths(target, torch.zeros(2, 3, size, size, dtype=torch.uint8), [1, 2, 3])
-    functionals = torch.randn(2, count, width) if count < width else None
-    work = []
-    for call in (partial(path_flow, target, record, functionals), partial(sum_paths, target, record)):
-        record.mlps.clear()
-        with FlopCounterMode(display=False) as counter:
-            call()
-        work.append(counter.get_total_flops())
-    patches = (size // 8) ** 2
-    assert prefer_sums(target, record, patches, count) == (pooling == "token" and work[1] < work[0])
-    assert not prefer_sums(target, record, 4, count)  # a coarser grid
 
 
 def test_a_planted_patch_gets_what_another_patch_took_from_it(target, images):

@@ -3,11 +3,10 @@
 import pytest
 import references
 import torch
-from torch import nn
 from toys import batch_of
 
 from explainers.tve.oracle import Oracle
-from explainers.tve.tve import TVELoss, transfer
+from explainers.tve.tve import TVELoss
 
 
 @torch.no_grad()
@@ -21,13 +20,6 @@ def test_the_attribution_of_a_patch_is_the_papers(target, grid, images, hops):
         expected = references.attribution(target.score_images, target.normalise(images)[i], labels[i], 4, hops)
         assert expected.std() > 0.1
         torch.testing.assert_close(heatmaps[i], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_transfer_takes_any_head():
-    head, meta = nn.Linear(6, 3), torch.randn(2, 9, 2, 6)
-    assert transfer(head, meta).shape == (2, 3, 9)
-    expected = head(meta[1, 4, 0]).softmax(0)[2].log() - head(meta[1, 4, 1]).softmax(0)[2].log()
-    torch.testing.assert_close(transfer(head, meta)[1, 2, 4], expected)
 
 
 def test_rows_are_the_papers_of_the_patches_that_were_drawn(target, grid, images):
