@@ -2,9 +2,7 @@ import csv
 import io
 import re
 
-import pytest
-from commands import ROOT, composed
-from hydra.utils import instantiate
+from commands import ROOT
 from omegaconf import OmegaConf
 
 from explainers.evaluation import Evaluation
@@ -14,7 +12,6 @@ from explainers.metrics.agreement import AGREEMENTS
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS
 from explainers.posthoc import method_names
-from explainers.posthoc.names import label_methods
 from explainers.report.tables import Reference, format_csv, latex, markdown, rows
 from explainers.running.targets import named_options
 
@@ -93,31 +90,6 @@ def test_a_reference_adds_columns_that_name_its_source_and_target():
     assert all((cells(line)[3], cells(line)[5]) == ("–", "–") for line in lines[1:])
     lines = list(csv.DictReader(io.StringIO(format_csv(RESULTS, REFERENCE))))
     assert [row["fidelity_minus (paper, ViT-Base)"] for row in lines] == ["0.355", "", ""]
-
-
-def test_any_number_may_have_a_published_value():
-    values = {"ViT": {"loop": {"light": {"images_per_second": 7, "fidelity_plus_drop": 0.125}}}}
-    results = {"loop": {"light(masks=3)": FOUND | {"fidelity_plus_drop": 0.5}, "oracle": FOUND}}
-    titles = {"images_per_second": "Images/s ↑", "fidelity_plus_drop": "Fidelity⁺ ↑ (drop)"}
-    one, other = rows(results, titles, Reference("paper", "ViT", values))
-    assert one["Images/s ↑ paper, ViT"] == "7.00" and one["Fidelity⁺ ↑ (drop) paper, ViT"] == "0.125"
-    assert other["Images/s ↑ paper, ViT"] == "–" and list(one)[2:4] == ["Images/s ↑", "Images/s ↑ paper, ViT"]
-
-
-@pytest.mark.slow
-def test_the_papers_values_are_found(tmp_path):
-    cfg = composed("experiment=demo/eval", "reference=paper", folder=tmp_path, config="eval")
-    reference = instantiate(cfg.reference)
-    assert reference.value("cats_vs_dogs", "tve", "fidelity_plus") == 0.16
-    assert reference.value("cats_vs_dogs", "tve", "fidelity_minus") == 0.09
-    assert reference.value("cifar100", "RISE(masks=50, cells=7)", "fidelity_minus") == 0.348
-    assert reference.value("odd", "tve", "fidelity_minus") is None
-    assert reference.value("imagenet_val", "ViTCX", "pointing_game") == 0.8642
-    assert reference.value("imagenet_val", "ViTCX(sigma=0)", "deletion") is None  # its ablation is of DeiT
-    deit = composed("experiment=papers/vit_cx", "reference.target=DeiT-Base", folder=tmp_path, config="eval")
-    reference = instantiate(deit.reference)
-    printed = [reference.value("imagenet_val", label, "deletion") for label in label_methods(deit.methods)]
-    assert printed[:7] == [0.211, 0.232, 0.323, 0.281, 0.303, 0.339, 0.406]
 
 
 def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path):

@@ -61,7 +61,7 @@ class Watch(Callback):
         self.images.append(batch["image"])
 
 
-@pytest.mark.parametrize(("alpha", "classes"), [(1, "label"), (0.8, "label"), (0.8, "predicted"), (0.3, "all")])
+@pytest.mark.parametrize(("alpha", "classes"), [(1, "label"), (0.8, "predicted"), (0.3, "all")])
 def test_the_loss_is_that_of_the_explained_classes(target, grid, twin, alpha, classes):
     labels = partial(LABELS, classes=classes)
     module = build(target, grid, twin, alpha, labels=labels)
@@ -136,8 +136,8 @@ def test_twins_start_alike_and_see_the_same_images_in_the_same_order(target, gri
     watches = Watch(), Watch()
     for watch, file, alpha in zip(watches, (None, twin), (1, 0.8), strict=True):
         torch.manual_seed(0)
-        fit(build(target, grid, file, alpha), tmp_path, epochs=3, callbacks=[watch])
-    assert equal(watches[0].weights, watches[1].weights) and len(watches[0].images) == 9
+        fit(build(target, grid, file, alpha), tmp_path, epochs=2, callbacks=[watch])
+    assert equal(watches[0].weights, watches[1].weights) and len(watches[0].images) == 6
     assert torch.equal(torch.stack(watches[0].images), torch.stack(watches[1].images))
     assert not torch.equal(torch.cat(watches[0].images[:3]), torch.cat(watches[0].images[3:6]))
 
