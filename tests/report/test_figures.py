@@ -107,14 +107,6 @@ def test_bars_are_the_areas_with_their_errors_and_a_missing_explainer_leaves_a_g
             assert colour == to_hex(choose_colours(["chance", "light", "oracle"])[name])
 
 
-def test_a_ranking_has_the_largest_distance_of_the_fidelities_on_top():
-    odd, loop = ranking(RESULTS).axes
-    assert [label.get_text() for label in odd.get_yticklabels()] == ["chance", "light"]
-    assert [label.get_text() for label in loop.get_yticklabels()] == ["chance", "light", "oracle"]
-    plus, minus = (container.lines[0].get_xdata() for container in loop.containers)
-    np.testing.assert_allclose([*plus, *minus], [0.3, 0.4, 0.6, 0.3, -0.1, 0.0])
-
-
 def test_any_number_is_ranked_with_its_errors_and_the_best_on_top():
     figure = ranking(MANY, TITLES, ["deletion", "fidelity_plus"])
     deletion, plus = figure.axes[2:]
@@ -125,9 +117,6 @@ def test_any_number_is_ranked_with_its_errors_and_the_best_on_top():
     np.testing.assert_allclose([*points.get_xdata()], [0.3, 0.4, 0.6])
     np.testing.assert_allclose([np.ptp(each[:, 0]) / 2 for each in bars_of_errors.get_segments()], [0.03, 0.04, 0.06])
     assert plus.lines[-1].get_xdata() == [0.3, 0.3]  # chance
-    curves = {"odd": {name: {"deletion": row["deletion"], "aopc": 1.0} for name, row in MANY["odd"].items()}}
-    shown = ranking(curves, {"aopc": "AOPC ↑", "deletion": "Deletion ↓"}).axes  # without fidelities
-    assert [axis.get_title() for axis in shown] == ["AOPC ↑", "Deletion ↓"]
 
 
 def test_a_radar_has_an_axis_for_each_number_from_the_worst_to_the_best_explainer():

@@ -108,16 +108,6 @@ def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path)
                 assert printed.keys() <= numbers.keys()
 
 
-def test_a_reference_that_has_nothing_of_the_results_says_in_a_line_what_it_has():
-    assert REFERENCE.missing(RESULTS) is None
-    line = REFERENCE.missing({"odd_one": {"gae": FOUND}, "other": {"light": FOUND}})
-    assert "light, lime on odd_one, and of no number of these results" in line and "reference.target" in line
-    assert "\n" not in line
-    other = {"odd_one": {"light": {"aopc": 0.5}}}
-    assert REFERENCE.missing(other)  # the row is there, its number is not
-    assert rows(other, {"aopc": "AOPC ↑"}, REFERENCE) == rows(other, {"aopc": "AOPC ↑"})
-
-
 def test_tables_show_the_names_of_methods_and_csv_has_the_keys_of_results():
     results = {"odd": {"anyhead_ft": FOUND, "tve": FOUND, "kernel_shap": FOUND}}
     assert [row["Explainer"] for row in rows(results, TITLES)] == ["AnyHead-ft", "TVE", "kernel_shap"]
