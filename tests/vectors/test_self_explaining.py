@@ -14,7 +14,6 @@ from toys import SILENT, Marked, equal, exported, state
 
 from datamodules.cached import Cached
 from datamodules.images import Images
-from explainers.learned.sources import Pixels
 from explainers.models import TargetModel
 from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
@@ -100,13 +99,6 @@ def test_a_heatmap_of_a_score_compares_the_class_with_the_likely_others(target, 
             a = attributions[image, patch].tolist()
             mean = sum(o * a[k] for o, k in zip(odds, others, strict=True)) / sum(odds)
             assert heatmaps[image, patch].item() == pytest.approx(a[asked] - mean, rel=1e-3, abs=1e-5)
-
-
-def test_the_prediction_only_twin_needs_no_attributions(target, grid, tmp_path):
-    for labels in (LABELS, None):
-        module = build(target, grid, alpha=1, labels=labels)
-        assert [type(source) for source in module.sources] == [Pixels]
-        assert {"train/loss", "val/loss", "val/accuracy"} == fit(module, tmp_path).callback_metrics.keys()
 
 
 def test_only_the_last_blocks_and_the_norm_learn(target, grid, tmp_path):
