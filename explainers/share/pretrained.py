@@ -300,11 +300,13 @@ def _check_known(names: set[str], known: set[str], file: Path) -> None:
 
 
 def _plain(settings: Any, where: str) -> dict[str, Any]:
-    """Settings of a header without their class, which are numbers, words or lists of them."""
+    """Settings of a header without their class: numbers, words, lists of them, or sizes, as of a transformer."""
     if not isinstance(settings, dict):
         raise InputError(f"{where}: expected settings, got {quote(settings)}: give another file")
     for name, value in settings.items():
-        for each in value if isinstance(value, list) and len(value) <= LARGEST else [value]:
+        sizes = isinstance(value, dict) and all(type(size) is int for size in value.values())
+        several = [*value, *value.values()] if sizes else value
+        for each in several if isinstance(several, list) and len(several) <= LARGEST else [several]:
             word = isinstance(each, str) and re.fullmatch(r"[\w.-]{0,100}", each)
             number = isinstance(each, int | float) and (abs(each) <= LARGEST or each == float("inf"))
             if not word and not number and each is not None:

@@ -42,13 +42,17 @@ def test_a_comparison_is_the_likeness_of_both_images(target, anyhead):
         torch.testing.assert_close(comparison.heatmap, expected.of_first[row])
         torch.testing.assert_close(comparison.other_heatmap, expected.of_second[row])
         assert comparison.pairs.sum().item() == pytest.approx(comparison.similarity, abs=1e-4)
-    alone = explainers.compare(PIXELS[0], PIXELS[2], target, method=anyhead)
-    assert isinstance(alone, explainers.Comparison) and alone.similarity == pytest.approx(first.similarity, abs=1e-5)
-    assert repr(alone) == f"Comparison of image 0 and image 0: similarity {alone.similarity:.2f}, by AnyHead"
 
 
-def test_ties_are_the_strongest_pairs_that_do_not_touch(target, anyhead):
-    comparison = explainers.compare(PIXELS[0], PIXELS[2], target, method=anyhead)
+def test_ties_are_the_strongest_pairs_that_do_not_touch_and_are_drawn_between_both_images(target, anyhead, tmp_path):
+    photo = tmp_path / "cat.png"
+    Image.fromarray(PIXELS[0]).save(photo)
+    comparison = explainers.compare(photo, PIXELS[2], target, method=anyhead)
+    picture, without = comparison.picture(size=200), comparison.picture(size=200, ties=0)
+    assert without.size == picture.size and not np.array_equal(without, picture) and picture.width > 400
+    assert np.array_equal(Image.open(comparison.save(tmp_path / "new" / "a.png", size=200)), picture)
+    with pytest.raises(InputError, match="expected another file than the image itself"):
+        comparison.save(photo)
     ties = comparison.ties(3)
     best = divmod(int(comparison.pairs.argmax()), 16)
     assert (ties[0].patch, ties[0].other) == best and ties[0].value == comparison.pairs.max().item()
@@ -57,22 +61,6 @@ def test_ties_are_the_strongest_pairs_that_do_not_touch(target, anyhead):
         for other in ties[:number]:
             for one, two in ((tie.patch, other.patch), (tie.other, other.other)):
                 assert max(abs(one // 4 - two // 4), abs(one % 4 - two % 4)) > 1
-
-
-def test_pictures_show_both_images_and_the_ties(target, anyhead, tmp_path):
-    photo = tmp_path / "cat.png"
-    Image.fromarray(PIXELS[0]).save(photo)
-    comparison = explainers.compare(photo, PIXELS[2], target, method=anyhead)
-    picture = comparison.picture()
-    assert picture.width > 2 * 448 > picture.height > 448
-    without = comparison.picture(ties=0)
-    assert without.size == picture.size and not np.array_equal(without, picture)
-    smaller = comparison.picture(size=200, smooth=False)
-    assert smaller.width == 2 * 200 + 25 + 2 * (425 // 48) and smaller.height < 300
-    assert np.array_equal(Image.open(comparison.save(tmp_path / "new" / "a.png")), picture)
-    assert "similarity" in comparison._repr_html_()
-    with pytest.raises(InputError, match="^expected another file than the image itself, got cat.png: rename it$"):
-        comparison.save(photo)
 
 
 @pytest.mark.parametrize(("name", "label"), [("vit_tiny_patch16_224", "DirectPaths"), ("test_resnet", "CAM")])
@@ -96,9 +84,6 @@ def test_the_nearest_images_of_a_folder_but_not_the_image_itself(target, anyhead
     expected = sorted(slow, key=lambda name: -slow[name])[:3]
     assert [each.other_name for each in found] == expected and {each.name for each in found} == {"a.png"}
     assert [each.similarity for each in found] == pytest.approx([slow[name] for name in expected], abs=1e-5)
-    torch.testing.assert_close(
-        found[0].pairs, explainers.compare(photos / "a.png", photos / expected[0], target, method=anyhead).pairs
-    )
     assert len(explainers.nearest(PIXELS[0], [photos / "b.png"], target, method=anyhead)) == 1
 
 

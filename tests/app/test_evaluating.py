@@ -60,8 +60,7 @@ def test_functions_names_and_explainers_are_measured_beside_chance_and_print_as_
     assert isinstance(result, explainers.EvaluationResult)
     assert list(result.numbers) == ["Chance", "edges", "attention"] and len(result.images) == 5
     assert result.transform["size"] == (32, 32)
-    head, *rows = repr(result).splitlines()
-    assert head.split() == ["5", "images", "Fidelity⁺", "↑", "Fidelity⁻", "↓", "s/image", "↓", "Passes", "↓"]
+    rows = repr(result).splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["Chance", "edges", "attention"] and rows[2].count("±") == 2
     for name, row in result.numbers.items():
         for curve in CURVES:
@@ -79,7 +78,6 @@ WAYS = {
     "NumPy": lambda images, classes: edges(images, classes).numpy(),
     "views": lambda images, classes: np.flip(np.flip(edges(images, classes).double().numpy(), 1).copy(), 1),
     "list of arrays": lambda images, classes: [*edges(images, classes).numpy()],
-    "lists": lambda images, classes: edges(images, classes).tolist(),
     "graph": lambda images, classes: edges(images, classes).requires_grad_(),
     "pixels": lambda images, classes: enlarge(edges(images, classes)).numpy(),
     "channel": lambda images, classes: enlarge(edges(images, classes))[:, None],
@@ -99,7 +97,7 @@ def test_heatmaps_of_other_tools_are_measured_as_they_come(recwarn):
     line = ": heatmaps at pixels are averaged over 4 × 4 patches"
     assert said == [f"{name}{line}" for name in ("pixels", "channel", "saved pixels")]
     assert result.numbers["array"]["forward_passes"] == 0 and "array" in repr(result)
-    for name in ("NumPy", "views", "list of arrays", "lists", "graph"):
+    for name in ("NumPy", "views", "list of arrays", "graph"):
         found = explainers.explain(photos[0], model, method=WAYS[name]).heatmap
         torch.testing.assert_close(found, of_images[0])
 
@@ -142,9 +140,3 @@ def test_the_class_that_is_wanted_is_measured():
     )
     scores = [result.scores["edges"]["deletion"] for result in (one, each)]
     assert torch.equal(scores[0][:4], scores[1][:4]) and scores[0][4] != scores[1][4]
-
-
-def test_the_default_methods_are_those_that_explain_the_model(capsys):
-    result = explainers.evaluate(timm_model("test_resnet"), None, PIXELS[:2], levels=3)
-    assert list(result.numbers) == ["Chance", "GradCAM(relu=False)"]
-    assert "explained by GradCAM" in capsys.readouterr().err

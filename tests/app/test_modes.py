@@ -35,7 +35,6 @@ CNN = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.F
 
 ROUTES = {
     "GAE": lambda model, target: explainers.explain(IMAGES[0], model, method="GAE").heatmap,
-    "Saliency": lambda model, target: explainers.explain(IMAGES[0], model, method="Saliency").heatmap,
     "another class": lambda model, target: explainers.explain(IMAGES[0], target, method="GAE").of(1).heatmap,
     "tensors": lambda model, target: Session(target, "AttnLRP").explain(TENSORS.clone(), [1, 2])[1].heatmap,
     "likeness": lambda model, target: explainers.compare(IMAGES[0], IMAGES[1], target).heatmap,
@@ -66,7 +65,6 @@ def test_every_mode_and_default_device_gives_the_same_heatmap(route):
 
 MODELS = {
     "ViT": timm_model,
-    "CNN": lambda: as_target(timm_model("test_resnet"), image_size=32),
     "plain": lambda: as_target(copy.deepcopy(CNN), mean=0.5, std=0.5, image_size=32),
 }
 
@@ -114,7 +112,7 @@ def test_methods_for_gradients_of_stages_are_found_without_gradients():
 def test_eight_threads_share_a_model_while_others_load_one():
     target = timm_model(as_target=True)
     drawn = [{"RISE": {"masks": 16}}, {"LIME": {"samples": 20}}, {"SmoothGrad": {"samples": 2}}]
-    methods = ["GAE", "DecompX-SkipPLUS", *drawn, AnyHead(target, target.grid, VECTORS).eval(), "GAE"]
+    methods = ["GAE", "DecompX-SkipPLUS", *drawn, AnyHead(target, target.grid, VECTORS).eval()]
     sessions = [Session(target, method) for method in methods]
     expected = [session.explain(IMAGES, [1, 2]) for session in sessions]
 
@@ -174,21 +172,17 @@ def test_random_numbers_go_on_as_without_the_call(tmp_path):
     assert all(np.array_equal(*pair) for pair in zip(before[1], after[1], strict=True))
 
 
-def test_explanations_are_copied_and_restored():
-    explanation = explainers.explain(IMAGES[0], timm_model(), method="GAE")
-    for twin in (copy.copy(explanation), copy.deepcopy(explanation)):
-        torch.testing.assert_close(twin.of(3).heatmap, explanation.of(3).heatmap)
+def test_explanations_comparisons_refinements_and_sessions_are_copied_and_restored():
+    target = timm_model(as_target=True)
+    explanation = explainers.explain(IMAGES[0], target, method="GAE")
+    torch.testing.assert_close(copy.deepcopy(explanation).of(3).heatmap, explanation.of(3).heatmap)
     file = pickle.dumps(explanation)
     restored = pickle.loads(file)
     assert len(file) < 10_000  # without the model
     assert repr(restored) == repr(explanation) and torch.equal(restored.heatmap, explanation.heatmap)
-    assert restored.classes == explanation.classes and restored.picture().size == explanation.picture().size
+    assert restored.classes == explanation.classes
     with pytest.raises(InputError, match="has no model"):
         restored.of(3 if restored.index != 3 else 2)
-
-
-def test_comparisons_refinements_and_sessions_are_copied_and_restored():
-    target = timm_model(as_target=True)
     comparison = explainers.compare(IMAGES[0], IMAGES[1], target)
     refinement = explainers.refine(posthoc.build("DecompX-PLUS", target, target.grid), TENSORS, passes=8)
     session = Session(target, "GAE")

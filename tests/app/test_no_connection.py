@@ -42,7 +42,6 @@ def folder(model, tmp_path, monkeypatch):
         f"explain cat.jpg --model {NAME} --weights weights.safetensors",
         f"explain cat.jpg --model {NAME}",
         f"list --model {NAME}",
-        "list",
     ],
 )
 def test_commands(words, folder, no_sockets, capsys):

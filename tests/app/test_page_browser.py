@@ -166,13 +166,6 @@ def test_hiding_by_slider_and_by_hand(page):
     page.until(lambda: page.hidden() == 1)  # what the model does not see has no patches
 
 
-def test_the_example_needs_no_file(browser, address):
-    page = Page(browser, address)
-    page.one(".example").click()
-    page.until(lambda: page.explained() and page.explained()[0])
-    assert page.texts(".maps .name") == ["cat_and_coffee.jpg", "GAE"] and not page.one(".example").is_displayed()
-
-
 def test_a_phone_shows_the_result_below_the_photo(page, browser):
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
@@ -189,8 +182,8 @@ def test_a_phone_shows_the_result_below_the_photo(page, browser):
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@pytest.mark.parametrize("name", [".png", "broken.png"])
-def test_a_broken_file_is_told_in_one_line_and_the_last_heatmaps_leave(page, name, tmp_path, capfd):
+def test_a_broken_file_is_told_in_one_line_and_the_last_heatmaps_leave(page, tmp_path, capfd):
+    name = ".png"
     (tmp_path / name).write_bytes(b"\x89PNG no")
     page.drop(tmp_path / name)
     message = page.until(lambda: page.one(".message.error").text)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
-from explainers.app.photos import _read_tensor, decode_batches, decode_seen, is_single, list_photos
+from explainers.app.photos import decode_batches, decode_seen, is_single, list_photos
 from explainers.errors import InputError
 from explainers.images.bands import PixelFormat
 from explainers.images.transform import ImageTransform
@@ -50,12 +50,6 @@ def test_grey_transparent_cmyk_and_16_bits_are_shown_as_viewers_show_them(tmp_pa
     assert (square(clear) == 255).all()
     IMAGE.convert("CMYK").save(tmp_path / "a.jpg", quality=95)
     assert (square(tmp_path / "a.jpg").float() - square(IMAGE).float()).abs().mean() < 25
-
-
-def test_premultiplied_and_negative_views_are_read():
-    assert square(IMAGE.convert("LA").convert("La")).shape == (3, 32, 32)
-    negative = torch.zeros(48, 64, dtype=torch.complex64).sub(1j).conj().imag
-    assert negative.is_neg() and (_read_tensor(negative) == 1).all()
 
 
 def test_an_image_that_is_already_open_is_turned_upright_and_stays_as_it_is(tmp_path):

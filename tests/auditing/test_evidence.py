@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import timm_model
 from refusals import check_refused
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -57,11 +56,9 @@ COARSE = PatchGrid(32, 16, differs=True)
 LAST = {"direct": [1, 2, 3]}
 EXPLAINERS = {
     "AnyHead": anyhead,
-    "AnyHead, direct": partial(anyhead, **LAST),
     "AnyHead, flow": partial(anyhead, **LAST, paths="flow"),
     "AnyHead, coarse": lambda target, grid: anyhead(target, COARSE, **LAST),
     "PathFlow": partial(posthoc.PathFlow, start=1),
-    "PathFlow, coarse": lambda target, grid: posthoc.PathFlow(target, COARSE, start=1),
     "DirectPaths": partial(posthoc.DirectPaths, start=1),
 }
 
@@ -127,13 +124,6 @@ def test_evidence_is_compact_and_leaves_the_images_as_they_were(target, grid, im
     assert found.vectors.shape == (5, 3, 24) and found.vectors.dtype == found.embeddings.dtype == torch.float16
     assert found.patches.dtype == torch.int16 and found.totals.dtype == torch.float32
     assert torch.equal(images, before) and found.numbers.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_cnn_has_fewer_patches_than_are_wanted_and_gives_all():
-    target = timm_model("test_resnet", as_target=True)
-    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    found = take_evidence(posthoc.CAM(target, PatchGrid(64, 32)), images, torch.tensor([-1, 1]))
-    assert found.patches.sort().values.tolist() == [[0, 1, 2, 3]] * 2
 
 
 def take(target, images, grid, head=None, score="softmax", factor=1):

@@ -114,12 +114,8 @@ def test_broken_files_are_left_out_and_named(tmp_path):
     shards = [*EvidenceStore(tmp_path).shards()]
     assert [shard.numbers.tolist() for shard in shards] == [[0, 1], [4, 5, 6, 7]]
 
-
-def test_broken_files_alone_are_an_error(tmp_path):
-    with pytest.raises(
-        InputError, match=r"expected images, got 11 files \(.*\) that cannot be decoded, or are gone: give another"
-    ):
-        collect(tmp_path, source(broken=range(COUNT)))
+    with pytest.raises(InputError, match="expected images, got 11 files"):
+        collect(tmp_path / "other", source(broken=range(COUNT)))
 
 
 def copied(whole, tmp_path):
@@ -164,12 +160,6 @@ def test_a_changed_shard_is_refused_before_any_pass_and_made_again_once_it_is_de
             collect(tmp_path, source(asked=asked))
         second.unlink()
     assert not asked and collect(tmp_path) and files(tmp_path) == files(whole)
-
-
-def test_evidence_is_stored_under_the_autocast_of_a_caller(whole, tmp_path):
-    with torch.autocast("cpu", torch.bfloat16):
-        collect(tmp_path)
-    assert files(tmp_path).keys() == files(whole).keys()
 
 
 def test_srun_numbers_processes_and_a_batch_script_alone_is_one(monkeypatch):

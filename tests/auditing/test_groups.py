@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from explainers.auditing.evidence import Evidence, functionals
-from explainers.auditing.groups import Centres, assign, compare_groups, find_groups
-from explainers.auditing.tally import PRESENT, find_sources, inside_masks, tally
+from explainers.auditing.groups import Centres, assign, find_groups
+from explainers.auditing.tally import PRESENT, inside_masks, tally
 
 CLASSES, WIDTH, PATCHES, KEPT = 3, 8, 16, 6
 
@@ -96,14 +96,6 @@ def test_classes_that_do_not_fit_take_further_passes(model, monkeypatch):
     assert torch.equal(find_groups(Shards(evidence), model, groups=2).directions, at_once.directions)
 
 
-def test_equal_groups_in_another_order_agree(model):
-    evidence, truth = planted(model)
-    centres = Centres(truth.flatten(0, 1), torch.tensor([0, 0, 1, 1]))
-    assert compare_groups(evidence, centres, centres.select([2, 0, 3, 1])) == 1
-    noise = Centres(F.normalize(torch.randn(4, WIDTH), dim=-1), centres.classes)
-    assert compare_groups(evidence, centres, noise) < 0.9
-
-
 @torch.no_grad()
 def slow_numbers(evidence, model, centres, group):
     """The sums of one group by loops over images and patches."""
@@ -162,7 +154,3 @@ def test_examples_start_with_mistakes_and_name_their_patches(model):
         assert any(wrong) and wrong == sorted(wrong, reverse=True)
         for each in some:
             assert each.patches == tuple(evidence.patches[each.number][members[each.number] == group].tolist())
-
-
-def test_sources_are_subfolders():
-    assert find_sources(["a/b/c/1.png"]) == ["b/c"]

@@ -15,7 +15,6 @@ from callbacks.labels import LabelsAsLogits
 from datamodules.digits import Digits
 from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.evaluation.measurement import Measurement
-from explainers.evaluation.probes import PROBES
 from explainers.evaluation.result import text_table
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid
@@ -117,11 +116,6 @@ def test_what_cannot_be_measured_is_refused(told, call, request):
     check_refused(request, told, call)
 
 
-def test_what_is_large_or_not_read_is_no_error(target, grid, digits):
-    measure(EvaluationModule(target, {"large": Sick(1e30)}, Evaluation(grid, levels=3)), digits)
-    assert Evaluation(grid, agreement=["e_rmse"], k=17).k == 17
-
-
 def test_an_explainer_may_have_any_name(build, target, grid, digits):
     names = ["keys", "forward", "a.b", "", "parts", "ViT/B"]
     explainers = {name: Chance(None, grid, seed) for seed, name in enumerate(names)}
@@ -175,11 +169,3 @@ def test_a_single_image_has_no_standard_error_in_results_and_tables(target, grid
     assert f"{one.results['chance']['fidelity_plus']:.3f} " in table and "±" not in table
     assert markdown(rows({"digit": several.results}, several.columns)).count("±") == 4
     assert text_table({"a": {"x": 100.0, "x_error": 10.02}}, {"x": "X"}, "").endswith(" 100.000 ± 10.020")
-
-
-def test_only_groups_of_patches_need_many_patches(make_target, digits):
-    target, grid, probes = make_target(num_classes=10, patch_size=16), COARSE, {*PROBES} - {"saco"}
-    results = measure(
-        EvaluationModule(target, {"chance": Chance(None, grid)}, Evaluation(grid, levels=3, probes=[*probes])), digits
-    )[0]
-    assert probes <= results.results["chance"].keys()

@@ -7,7 +7,6 @@ from browser import content
 
 from explainers.auditing.audit import SUSPICIOUS, Audit, Effect, Example, Group
 from explainers.auditing.groups import Centres
-from explainers.report import audit_page
 from explainers.report.audit_page import audit_html, summarise_audit
 
 NASTY = '</script><b> & "q" \'é'
@@ -58,15 +57,6 @@ def test_a_photo_is_stored_once_and_examples_without_a_photo_are_left_out():
     assert data["groups"][0]["examples"][0]["patches"] == [3, 0]
     bare = content(audit_html(audit(*groups), {}))
     assert bare["images"] == [] and bare["groups"][0]["examples"] == [] and bare["groups"][0]["share"] == 0.75
-
-
-def test_a_page_has_the_photos_of_the_most_suspicious_groups_only(monkeypatch):
-    several = [group(i, examples=(Example(i, f"{i}.png", None, 1, (0,)),), without=()) for i in range(5)]
-    monkeypatch.setattr(audit_page, "STORED", 3)
-    data = content(audit_html(audit(*several), photos(0, 1, 3, 4)))
-    assert [each["name"] for each in data["images"]] == ["0.png", "1.png", "3.png"]
-    assert [len(each["examples"]) for each in data["groups"]] == [1, 1, 0, 1, 0]
-    assert data["measured"].endswith("This page has photos of 3 of 5 groups.")
 
 
 def test_numbers_are_rounded_and_those_that_are_not_finite_are_none():

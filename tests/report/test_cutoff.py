@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.papers.cutoff import by_start, cutoff_curves
+from benchmarks.papers.cutoff import cutoff_curves
 from explainers.errors import InputError
 
 
@@ -34,10 +34,6 @@ def test_plus_and_skipplus_are_marked(layers, middle):
     """SkipPLUS, Equation 4: m = ⌈L / 2⌉; of 11 layers up to the last first layer, 10, it is 6."""
     figure = cutoff_curves(RESULTS, layers)
     assert [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_linestyle() == ":"] == [0, middle]
-
-
-def test_other_options_stay_in_the_name():
-    assert list(by_start({"A-PLUS(x=1, start=3, y=2)": {}, "A-PLUS": {}, "B(restart=1)": {}})) == ["A-PLUS(x=1, y=2)"]
 
 
 def test_without_first_layers_the_way_to_measure_some_is_told():

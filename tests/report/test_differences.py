@@ -9,7 +9,6 @@ from scipy.stats import ttest_rel
 from explainers.errors import InputError
 from explainers.metrics.means import ImageScores
 from explainers.report.differences import compare_pairs, difference_tables
-from explainers.report.gallery import gallery_html
 from explainers.report.publish import publish
 from explainers.report.results import write_scores
 
@@ -86,15 +85,3 @@ def test_differences_are_published_and_those_of_earlier_settings_removed(results
     publish(tmp_path, [tmp_path / "results.json"], minus="b")
     assert "differences: no file of results keeps the numbers of images" in capsys.readouterr().out
     assert not list(tmp_path.glob("differences.*"))
-
-
-def test_the_gallery_has_the_pairs_of_each_column(results, scores):
-    pairs = compare_pairs(results, {"odd": scores}, TITLES)
-    page = gallery_html("", {}, results, TITLES, pairs=pairs)
-    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
-    deletion, masks = data["tasks"][0]["differences"]
-    names = [data["explainers"][number]["name"] for number in deletion["explainers"]]
-    assert names == ["a", "b", "late", "single"] and masks == deletion
-    assert deletion["mean"][1][0] == pytest.approx(pairs["odd"]["deletion"][1].mean[1, 0].item(), rel=1e-3)
-    assert deletion["significant"][1][0] == 1 and deletion["mean"][0][3] is None
-    assert data["tasks"][1]["differences"] == [None, None]

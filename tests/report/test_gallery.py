@@ -87,16 +87,6 @@ def test_small_images_are_exact_and_large_ones_nearly():
     assert second["truth"] is None
 
 
-def test_explainers_classes_and_tasks_keep_their_order():
-    data = content(gallery_html("", {"7": [picture()], "1": []}, RESULTS, COLUMNS))
-    assert [task["name"] for task in data["tasks"]] == ["7", "1", "loop"]
-    assert [explainer["name"] for explainer in data["explainers"]] == ["b", "a", "z"]
-    [shown] = data["tasks"][0]["pictures"]
-    assert shown["classes"] == [{"name": "10", "probability": 0.75}, {"name": "9", "probability": None}]
-    maps = [(each["explainer"], [bool(one) for one in each["maps"]]) for each in shown["heatmaps"]]
-    assert maps == [(1, [True, True]), (2, [True, False])]
-
-
 def test_rows_hold_the_written_cells_and_the_numbers_and_curves():
     data = content(gallery_html("", {}, RESULTS, COLUMNS))
     assert data["columns"] == ["Fidelity⁺ ↑", "Images/s ↑"]

@@ -17,7 +17,6 @@ from explainers.report.overlays import (
     colour_scale,
     draw_annotated,
     draw_on_photo,
-    ends,
     fade,
     overlay,
     wrap_title,
@@ -130,18 +129,6 @@ def test_an_annotated_picture_has_the_photo_beside_the_overlay():
     assert picture[:, :top].min() < 80 and picture[:, -margin:].min() < 80  # letters above and below
 
 
-def test_panoramas_stand_above_one_another():
-    drawn = draw_annotated(PHOTO.resize((90, 30)), HEATMAP, **WORDS, size=300)
-    upright = draw_annotated(PHOTO.resize((30, 90)), HEATMAP, **WORDS, size=300)
-    assert drawn.width == 300 + 2 * (300 // 48) and upright.height > 300
-
-
-def test_large_photos_are_resized_smoothly():
-    gradient = Image.fromarray(np.tile(np.linspace(0, 255, 256, dtype=np.uint8), (256, 1))).convert("RGB")
-    found = pixels(draw_on_photo(gradient, torch.zeros(4, 4), size=512))[0, 100].int()
-    assert len(found.unique()) > 200 and found.diff().abs().max() <= 2
-
-
 def test_unsigned_heatmaps_go_from_no_colour_to_yellow_wherever_their_zero_is():
     grey = torch.full((3, 4, 4), 100, dtype=torch.uint8)
     heatmap = torch.linspace(0, 1, 16).view(4, 4)
@@ -181,26 +168,6 @@ def test_the_legend_has_the_colours_of_the_scale(signed, lowest):
     for at, shade in ((margin, lowest), (margin + width - 1, 1)):
         expected = torch.tensor(colour_slowly(GREY, shade, OPACITY))
         torch.testing.assert_close(bar[:, at], expected, atol=1, rtol=0)
-
-
-def test_the_class_and_the_method_stand_in_the_picture():
-    pictures = [
-        pixels(draw_annotated(PHOTO, HEATMAP, "tabby 0.83", *words, size=480))
-        for words in (("tabby", "GAE"), ("dog", "RISE"))
-    ]
-    rows = (pictures[0] != pictures[1]).any(0).any(1).nonzero().flatten()
-    top = 975 // 48 + 975 // 22
-    between = (rows > top + 975 // 32) & (rows < top + 975 // 32 + 320)
-    assert rows.min() >= top - 975 // 48 and not between.any() and rows.max() > top + 340
-
-
-def test_the_legend_of_a_contrast_names_both_classes():
-    assert ends(True, "cat", "dog") == ("speaks for dog", "no effect", "speaks for cat")
-    plain, contrast = (
-        draw_annotated(PHOTO, HEATMAP, **WORDS, size=480, signed=True, against=each) for each in ("", "dog")
-    )
-    rows, columns = (pixels(plain) != pixels(contrast)).any(0).nonzero().unbind(1)
-    assert rows.min() > plain.height - 975 // 15 and columns.max() < 975 / 2  # below the bar, on the left
 
 
 def test_the_probability_stays_when_a_title_is_shortened():

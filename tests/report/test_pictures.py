@@ -8,13 +8,11 @@ from lightning import Trainer
 from PIL import Image
 from toys import SILENT
 
-from datamodules.datasets import ImageFiles
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation import Evaluation, EvaluationModule
-from explainers.images.transform import ImageTransform
 from explainers.models.names import class_names
 from explainers.report.overlays import overlay
 from explainers.report.pictures import Pictures, class_indices, log_curves, log_pictures, read_pictures
@@ -91,23 +89,6 @@ def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, sam
 
 
 @pytest.mark.slow
-def test_images_of_class_folders_with_equal_file_names_have_names_of_their_own(tmp_path, target, grid):
-    paths = [tmp_path / folder / "0.png" for folder in ("a", "b/c")]
-    for path in paths:
-        path.parent.mkdir(parents=True)
-        Image.new("RGB", (32, 32), (len(path.parts), 0, 0)).save(path)
-    pictures = collected(
-        tmp_path / "out", target, grid, ImageFiles(paths, [0, 1], ImageTransform((32, 32))), names=["Chance"]
-    )
-    assert [picture.name for picture in pictures] == ["a/0.png", "b/c/0.png"]
-    written = {"results": {"digit": {"Chance": {}}}, "columns": {}}
-    (tmp_path / "out" / "results.json").write_text(json.dumps(written))
-    publish(tmp_path / "out", [tmp_path / "out" / "results.json"], overlays=True)
-    overlays = {path.name for path in (tmp_path / "out" / "overlays" / "digit").iterdir()}
-    assert overlays == {"0000_a_0_Chance.png", "0001_b_c_0_Chance.png"}
-
-
-@pytest.mark.slow
 def test_chosen_classes_are_explained_for_every_image_and_drawn_side_by_side(tmp_path, target, grid, samples):
     target.classes = [f"Digit {number}" for number in range(10)]
     pictures = collected(tmp_path, target, grid, samples, images=2, classes=["digit 7", 1])
@@ -119,13 +100,7 @@ def test_chosen_classes_are_explained_for_every_image_and_drawn_side_by_side(tmp
             torch.testing.assert_close(heatmap, expected, rtol=1e-4, atol=1e-5)
     written = {"results": {"digit": {"DecompX-PLUS": {}, "Chance": {}}}, "columns": {}}
     (tmp_path / "results.json").write_text(json.dumps(written))
-    publish(tmp_path, [tmp_path / "results.json"], overlays=True, every_class=True)
-    methods = ("Chance", "DecompX-PLUS_Digit 1", "DecompX-PLUS_Digit 7")
-    assert {path.name for path in (tmp_path / "overlays" / "digit").iterdir()} == {
-        f"000{number}_{image}_{method}.png"
-        for number, image in enumerate(("image 0", "image 10"))
-        for method in methods
-    }
+    publish(tmp_path, [tmp_path / "results.json"], every_class=True)
     with Image.open(tmp_path / "digit.png") as drawn:
         assert drawn.height > drawn.width  # four rows of three columns
 
@@ -156,8 +131,6 @@ def test_weights_and_biases_shows_pictures_and_curves(tmp_path, target, grid, sa
     shown = torch.from_numpy(np.array(rows[1][5].image)).permute(2, 0, 1)
     heatmap = next(iter(pictures[1].heatmaps["DecompX-PLUS"].values()))
     assert torch.equal(shown, overlay(pictures[1].image, heatmap, signed=True))
-    captions = [cell._caption for cell in rows[1][4:]]
-    assert captions == ["yellow is more important", "yellow speaks for the class, blue against it"]
     curve = {"sparsity": [0.0, 1.0], "fidelity_plus": 0.5, "fidelity_plus_curve": [0.0, 0.75]}
     log_curves(logger, "digit", {"one": curve, "other": curve})
     assert logger.tables["digit/curves"] == (

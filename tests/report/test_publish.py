@@ -6,7 +6,6 @@ import torch
 from browser import content
 from PIL import Image
 
-from benchmarks.papers.figures import fidelity_bars, fidelity_curves
 from explainers.report.overlays import draw_annotated, to_pillow
 from explainers.report.pictures import write_pictures
 from explainers.report.publish import publish
@@ -98,14 +97,3 @@ def test_a_reference_is_a_column_or_a_line(run, capsys):
         reference = Reference("paper", "ViT", {"ViT": {"odd": {name: {"fidelity_plus": 0.25}}}})
         table = publish(folder, [folder / "results.json"], reference)
         assert ("0.25" in table) != told == capsys.readouterr().out.startswith("reference: the paper has ")
-
-
-def test_without_results_there_is_nothing(tmp_path):
-    assert publish(tmp_path, []) == "" and not list(tmp_path.iterdir())
-
-
-def test_the_default_figures_draw_the_curves_of_any_preset():
-    row = {"sparsity": [0.0, 1.0], "aopc": 0.5, "aopc_curve": [0.0, 0.5], "log_odds": -1.0, "log_odds_curve": [0, -2]}
-    for draw in (fidelity_curves, fidelity_bars):
-        figure = draw({"odd": {"tve": row, "chance": row}})
-        assert [axis.get_ylabel() for axis in figure.axes] == ["AOPC ↑", "LOdds ↓"]

@@ -58,18 +58,6 @@ def test_another_setting_is_another_file_and_the_first_difference_to_the_latest_
     assert before[rows[0].path]["odd"]["tve"]["fidelity_plus"] == 1 and other.path.exists()
 
 
-def test_names_stay_inside_the_folder_and_equal_file_names_are_two_rows(tmp_path):
-    rows = [Row(tmp_path, "../../odd", name, {}) for name in ("a/b", "a_b", "x" * 300)]
-    assert len({row.path for row in rows}) == 3
-    assert all(row.path.resolve().parent.parent == (tmp_path / "rows").resolve() for row in rows)
-
-
-def test_a_reference_has_its_settings_in_the_identity(tmp_path):
-    row = measured(tmp_path, "odd", "tve", reference={"hops": 1})
-    identity = json.loads(row.path.read_text())["identity"]["odd"]
-    assert identity["settings of the reference"] == {"hops": 1}
-
-
 def test_scores_are_read_as_they_were_measured(path):
     scores = read_scores([path])
     assert scores.keys() == VALUES.keys() and scores["odd"].index.tolist() == [0, 1, 2]

@@ -2,9 +2,7 @@ import csv
 import io
 import re
 
-import pytest
-from commands import ROOT, composed
-from hydra.utils import instantiate
+from commands import ROOT
 from omegaconf import OmegaConf
 
 from explainers.evaluation import Evaluation
@@ -14,7 +12,6 @@ from explainers.metrics.agreement import AGREEMENTS
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS
 from explainers.posthoc import method_names
-from explainers.posthoc.names import label_methods
 from explainers.report.tables import Reference, format_csv, latex, markdown, rows
 from explainers.running.targets import named_options
 
@@ -95,31 +92,6 @@ def test_a_reference_adds_columns_that_name_its_source_and_target():
     assert [row["fidelity_minus (paper, ViT-Base)"] for row in lines] == ["0.355", "", ""]
 
 
-def test_any_number_may_have_a_published_value():
-    values = {"ViT": {"loop": {"light": {"images_per_second": 7, "fidelity_plus_drop": 0.125}}}}
-    results = {"loop": {"light(masks=3)": FOUND | {"fidelity_plus_drop": 0.5}, "oracle": FOUND}}
-    titles = {"images_per_second": "Images/s ↑", "fidelity_plus_drop": "Fidelity⁺ ↑ (drop)"}
-    one, other = rows(results, titles, Reference("paper", "ViT", values))
-    assert one["Images/s ↑ paper, ViT"] == "7.00" and one["Fidelity⁺ ↑ (drop) paper, ViT"] == "0.125"
-    assert other["Images/s ↑ paper, ViT"] == "–" and list(one)[2:4] == ["Images/s ↑", "Images/s ↑ paper, ViT"]
-
-
-@pytest.mark.slow
-def test_the_papers_values_are_found(tmp_path):
-    cfg = composed("experiment=demo/eval", "reference=paper", folder=tmp_path, config="eval")
-    reference = instantiate(cfg.reference)
-    assert reference.value("cats_vs_dogs", "tve", "fidelity_plus") == 0.16
-    assert reference.value("cats_vs_dogs", "tve", "fidelity_minus") == 0.09
-    assert reference.value("cifar100", "RISE(masks=50, cells=7)", "fidelity_minus") == 0.348
-    assert reference.value("odd", "tve", "fidelity_minus") is None
-    assert reference.value("imagenet_val", "ViTCX", "pointing_game") == 0.8642
-    assert reference.value("imagenet_val", "ViTCX(sigma=0)", "deletion") is None  # its ablation is of DeiT
-    deit = composed("experiment=papers/vit_cx", "reference.target=DeiT-Base", folder=tmp_path, config="eval")
-    reference = instantiate(deit.reference)
-    printed = [reference.value("imagenet_val", label, "deletion") for label in label_methods(deit.methods)]
-    assert printed[:7] == [0.211, 0.232, 0.323, 0.281, 0.303, 0.339, 0.406]
-
-
 def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path):
     """What `tasks=[...]`, `explainers=[...]`, `methods=[...]` and the settings of an evaluation take."""
     files = {group: {path.stem for path in (ROOT / f"configs/{group}").glob("*.yaml")} for group in GROUPS}
@@ -134,16 +106,6 @@ def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path)
             assert {name.partition("(")[0] for name in rows_of_task} <= explainers | set(method_names())
             for printed in rows_of_task.values():
                 assert printed.keys() <= numbers.keys()
-
-
-def test_a_reference_that_has_nothing_of_the_results_says_in_a_line_what_it_has():
-    assert REFERENCE.missing(RESULTS) is None
-    line = REFERENCE.missing({"odd_one": {"gae": FOUND}, "other": {"light": FOUND}})
-    assert "light, lime on odd_one, and of no number of these results" in line and "reference.target" in line
-    assert "\n" not in line
-    other = {"odd_one": {"light": {"aopc": 0.5}}}
-    assert REFERENCE.missing(other)  # the row is there, its number is not
-    assert rows(other, {"aopc": "AOPC ↑"}, REFERENCE) == rows(other, {"aopc": "AOPC ↑"})
 
 
 def test_tables_show_the_names_of_methods_and_csv_has_the_keys_of_results():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm, pearsonr
 
-from benchmarks.papers.transfers import correlation, similarity, summary
+from benchmarks.papers.transfers import correlation, similarity
 from explainers.errors import InputError
 
 PAIRS = {
@@ -99,23 +99,3 @@ def test_transfers_that_are_missing_or_without_numbers_are_named(folder):
     (folder / "b/c/metrics.json").unlink()
     with pytest.raises(InputError, match="got 3"):
         similarity(folder)
-
-
-def test_a_summary_has_four_columns_and_says_what_the_vector_changes(tmp_path):
-    def row(rank, passes):
-        return {"rank_correlation": rank, "rank_correlation_error": 0.02, "iou_5": 0.3, "forward_passes": passes}
-
-    explainers = {"before": row(-0.05, 1), "scaled": row(-0.05, 1), "after": row(0.21, 1), "shap_50": row(0.2, 51)}
-    columns = {"iou_5": "IoU@5 ↑", "rank_correlation": "ρ with the reference ↑", "forward_passes": "Passes ↓"}
-    content = {"results": {"plain": explainers, "small": {"after": row(0.1, 1)}}}
-    content["columns"] = dict.fromkeys(content["results"], columns)
-    (tmp_path / "results.json").write_text(json.dumps(content))
-    words = {"before": "without the vector", "after": "with the vector", "shap_50": "KernelSHAP with 50 coalitions"}
-    asked = {"words": words, "before": "before", "after": "after", "against": "shap_50"}
-    lines = summary([tmp_path / "results.json"], **asked).splitlines()
-    assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == ["Task", "Explainer", *list(columns.values())[1:]]
-    assert len([line for line in lines if line.startswith("| plain")]) == 3 and "scaled" not in str(lines)
-    assert lines[-1] == (
-        "With the vector, ρ with the reference goes from -0.05 to 0.21 (plain), at a cost of 1 forward pass;"
-        " KernelSHAP with 50 coalitions has 0.20 (plain), at 51."
-    )

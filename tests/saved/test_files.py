@@ -27,7 +27,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o666 & ~files.UMASK
 
 
-def test_what_a_killed_process_has_left_is_overwritten_by_the_next_that_is_alone(tmp_path):
+def test_what_a_process_has_left_is_overwritten_by_the_next_that_is_alone(tmp_path):
     with atomic(tmp_path / "last.ckpt", alone=True) as unfinished:
         left = unfinished
         unfinished.write_text("whole")

@@ -47,8 +47,6 @@ def arguments(kind):
     [
         ("vit_tiny_patch16_224", {"num_heads": 2}),
         ("vit_tiny_patch16_224", {"norm_layer": partial(nn.LayerNorm, eps=0.1)}),
-        ("vit_tiny_patch16_224", {"global_pool": "avg", "fc_norm": False}),
-        ("test_resnet", {"output_stride": 16}),
         ("test_resnet", {"act_layer": "silu"}),
         ("test_resnet", {"global_pool": "max"}),
     ],
@@ -91,12 +89,6 @@ def test_every_way_to_write_weights_changes_their_hash(write):
     before = weights_hash(layer)
     write(layer.weight)
     assert weights_hash(layer) != before
-
-
-def test_weights_of_other_names_have_another_hash():
-    layer = nn.Linear(3, 3)
-    hashes = {weights_hash(nn.ModuleDict({name: layer})) for name in ("first", "second", "first")}
-    assert len(hashes) == 2
 
 
 def test_what_a_caller_adds_to_a_model_is_part_of_its_identity_and_what_a_library_adds_is_not(make_model):
@@ -197,7 +189,7 @@ NETWORKS = {
     shapley.LightShapleyNetwork: ({"blocks": [0, 1]}, {"blocks": [1], "hops": [2], "width": 24, "depth": 1}),
     tve.PaperNetwork: (
         PAPER,
-        {name: 2 * value for name, value in PAPER.items()}
+        {"encoder": PAPER["encoder"] | {"depth": 2}, "decoder": PAPER["decoder"] | {"depth": 2}, "head_layers": 6}
         | {"reconstruct": False, "token_mixing": True, "shared_trunk": True},
     ),
     shapley.ViTShapleyNetwork: ({}, {"freeze": True, "ratio": 2, "tanh": False}),
@@ -226,7 +218,7 @@ def test_weights_are_refused_by_a_network_of_another_recipe(kind, target, tmp_pa
     weights = str(build({}).export(tmp_path))
     build({}, weights=weights)
     for name, value in changes.items():
-        with pytest.raises(ValueError, match=rf"network\.{name}: .* → "):
+        with pytest.raises(ValueError, match=rf"network\.{name}.*: .* → "):
             build({name: value}, weights=weights)
 
 

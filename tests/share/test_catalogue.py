@@ -83,11 +83,8 @@ def test_available_lists_size_measurements_and_the_command_for_another_model(shi
     (entry,) = explainers.available()
     assert (entry.name, entry.explainer, entry.measured, entry.folder) == (NAME, "anyhead", MEASURED, shipped)
     assert entry.bytes == (shipped / "explainer.safetensors").stat().st_size
-    lines = repr(explainers.available()).splitlines()
-    assert lines[0].startswith(f"{NAME}  anyhead  0.") and lines[0].endswith(" MB")
-    assert [line.split() for line in lines[1:4]] == [["Fidelity⁺", "↑"], ["anyhead", "0.500"], ["chance", "0.250"]]
-    assert lines[4] == "  measured on 100"
-    assert lines[-1].strip().startswith("python train.py experiment=anyhead target=<name in timm> data.root=")
+    text = repr(explainers.available())
+    assert all(part in text for part in (NAME, "0.500", "0.250", "python train.py experiment=anyhead target=<name"))
 
 
 def test_the_catalogue_is_searched_by_the_weights_of_the_backbone(shipped, trained):
@@ -109,11 +106,6 @@ def test_a_rounded_copy_of_the_backbone_has_the_same_explainer(shipped, trained)
     for weight in tuned.backbone.blocks[-1].parameters():
         weight += 0.05 * weight.abs().mean() * torch.randn(weight.shape, generator=generator)
     assert catalogue.for_target(tuned) == []
-
-
-def test_nothing_is_available_from_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "none")
-    assert explainers.available() == [] and "no trained explainer" in repr(explainers.available())
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,10 @@ from types import SimpleNamespace
 import pytest
 import references
 import torch
-from torch.nn import functional as F
 from torch.utils.data import Dataset
 from toys import Marked
 
 from datamodules.images import Images
-from explainers.models import TargetModel
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import prototypes, prototypes_of, simplex, simplex_of
 
@@ -94,12 +92,6 @@ def test_differences_that_sum_to_the_embedding_have_attributions_that_sum_to_the
     parts = torch.randn(2, 7, 6)
     embeddings = 0.5 * parts.sum(1)
     torch.testing.assert_close(head.attributions(parts, embeddings).sum(1), head(embeddings), rtol=1e-4, atol=1e-5)
-
-
-def test_a_target_takes_a_fixed_head(make_model, images):
-    target = TargetModel(make_model(), head=FixedHead(simplex(3, 24), scale=4.0)).eval()
-    expected = 4 * F.normalize(target.embed(target.normalise(images)), dim=-1) @ simplex(3, 24).mT
-    torch.testing.assert_close(target(images), expected)
 
 
 @pytest.mark.parametrize(("limit", "batch_size", "read"), [(4, 32, [0, 2, 4, 6]), (100, 2, [*range(9)])])

@@ -6,10 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from clips import IMAGE, OPENAI, clip, image_tower, open_clip
-from commands import NO_PICTURES, QUIET, train
-from safetensors.torch import load_file
-from timm.data import ImageNetInfo
+from clips import clip, image_tower, open_clip
 from toys import Marked
 
 from callbacks.samples import collect_samples
@@ -17,7 +14,6 @@ from datamodules.ffcv import FFCV
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.images.transform import ImageTransform
-from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.vectors.fixed_head import fix_projected_head
 from explainers.vectors.projections import print_accuracy, prototypes_of, text_of
@@ -53,19 +49,6 @@ def marked(classes=("red", "green_ish", "n01440764"), **settings):
         return dataset
 
     return Images(train=build, val=build, num_workers=0, **settings)
-
-
-def test_wnids_become_distinct_names_and_underscores_spaces():
-    assert readable_names(["n02084071", "polar_bear", "n1"]) == ["dog", "polar bear", "n1"]
-    wnids = ImageNetInfo().label_names()
-    names = dict(zip(wnids, readable_names(wnids), strict=True))
-    assert len({name.lower() for name in names.values()}) == 1000
-    assert names["n02012849"].startswith("crane: large long-necked wading bird")
-
-
-def test_text_embeddings_ask_for_the_weights_named(asked):
-    assert not text_embeddings(open_clip_encoder(QUICK, "openai"), ["ant"], ["{}"]).requires_grad
-    assert asked == [(QUICK, "openai")]
 
 
 def test_a_text_head_reads_names_and_prompts_of_the_data_unless_told_otherwise(asked):
@@ -125,43 +108,19 @@ def test_the_accuracy_of_a_text_head_is_printed_with_chance(capsys, recwarn):
 def test_text_heads_say_in_one_line_what_is_not_installed(monkeypatch):
     library = open_clip()
 
-    def get_tokenizer(name):
-        raise ImportError("No module named 'transformers'")
+    def fails(error):
+        def call(*_, **__):
+            raise error
 
+        return call
+
+    monkeypatch.setattr(library, "get_tokenizer", fails(ImportError("No module named 'transformers'")))
     monkeypatch.setattr(library, "create_model", lambda *_, **__: clip())
-    with monkeypatch.context() as patch:
-        patch.setattr(library, "get_tokenizer", get_tokenizer)
-        with pytest.raises(InputError, match="transformers"):
-            text_embeddings(open_clip_encoder(QUICK, ""), ["ant"], ["{}"])
-
-    def create_model(name, **_):
-        raise ConnectionError("no route to host")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(library, "create_model", create_model)
-        with pytest.raises(InputError, match=QUICK):
-            open_clip_encoder(QUICK, "a")
+    with pytest.raises(InputError, match="transformers"):
+        text_embeddings(open_clip_encoder(QUICK, ""), ["ant"], ["{}"])
+    monkeypatch.setattr(library, "create_model", fails(ConnectionError("no route to host")))
+    with pytest.raises(InputError, match=QUICK):
+        open_clip_encoder(QUICK, "a")
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(InputError, match=r"open_clip.*\[clip\]"):
         text_of(image_tower(), SimpleNamespace(classes=["a"]))
-
-
-@pytest.mark.slow
-def test_a_clip_learns_to_predict_with_a_text_head(tmp_path, capsys):
-    open_clip()
-    model = {**IMAGE, "model_name": OPENAI, "pretrained": "false"}
-    train(
-        "experiment=self_explaining",
-        "target=clip_vit_b32",
-        *(f"++target.model.{key}={value}" for key, value in model.items()),
-        *("data=digits", "data.size.train=8", "data.size.val=8", "data.batch_size=4"),
-        *("grid.image_size=32", "grid.patch_size=8", "module.alpha=1", "module.teacher=null", "cache=none"),
-        *("projection@module.head.projection=text", "module.head.projection.model=tiny-quickgelu"),
-        *("module.head.scale=100", "module.head.projection.pretrained=''", "data.domain=plain"),
-        *("trainer.max_epochs=1", "logger=csv", NO_PICTURES, *QUIET),
-        folder=tmp_path,
-    )
-    assert " % on 8 validation images (chance 10 %)" in capsys.readouterr().out
-    weights = load_file(tmp_path / "model.safetensors")
-    assert weights["head.weight"].shape == (10, 16) and weights["head.projection"].shape == (16, 24)
-    assert weights["head.scale"] == 100
