@@ -12,7 +12,6 @@ from commands import DIGITS, QUIET, TVE_RUN, composed, draw_images, evaluate, tr
 from fork_server import PATIENCE
 from forks import forked
 
-from explainers.errors import InputError
 from explainers.running import program
 
 EVALUATION = ("experiment=demo/eval", "target=tiny", "evaluation.levels=3", *QUIET)
@@ -120,22 +119,11 @@ def test_a_missing_file_is_named_with_what_to_do(common, override, told, tmp_pat
     assert str(path) in message and re.search(told, message)
 
 
-def test_to_resume_needs_a_checkpoint(tmp_path):
-    message = error(train, *TVE_RUN, *DIGITS, "ckpt_path=last", folder=tmp_path)
-    assert str(tmp_path / "checkpoints/last.ckpt") in message
-
-
 def test_an_error_in_the_code_keeps_its_traceback(tmp_path):
     cfg = composed(*TVE_RUN, folder=tmp_path)
     for mistake in (RuntimeError("shapes"), KeyError("embedding"), FileNotFoundError(errno.ENOENT, "none", "/x")):
         with pytest.raises(type(mistake)), program.errors_in_one_line(cfg):
             raise mistake
-
-
-def test_the_traceback_can_be_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(InputError):
-        train(*TVE_RUN, "data=folder", f"data_dir={tmp_path}", folder=tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from importlib import import_module
 
 import pytest
 import torch
-from commands import composed
 
 from benchmarks import gpu
 
@@ -56,11 +55,3 @@ def test_a_benchmark_understands_its_options(name, monkeypatch):
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     with pytest.raises(Understood):
         import_module(program.removesuffix(".py").replace("/", ".")).main(options)
-
-
-def test_the_profile_composes_for_one_gpu_without_files_and_networks(tmp_path):
-    program, *options = shlex.split(gpu.PARTS["profile"].arguments)
-    cfg = composed(*options, folder=tmp_path)
-    assert program == "train.py" and cfg.trainer.profiler == "simple"
-    assert (cfg.trainer.devices, cfg.trainer.strategy, cfg.trainer.accelerator) == (1, "auto", "gpu")
-    assert "Digit" in cfg.data._target_ and cfg.target.model.pretrained is False and cfg.explainer.network.mae is None
