@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import QUIET, SMALL_DIGITS, TINY_RUN, composed, evaluate, train
+from commands import QUIET, SMALL_DIGITS, TINY_RUN, evaluate, train
 from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
@@ -138,31 +138,11 @@ def test_an_evaluation_without_tasks_says_how_to_name_them(tmp_path):
         ("mps", False, {"amx_bf16": True}, "32-true"),
     ],
 )
-def test_bf16_is_for_hardware_that_computes_it(accelerator, cuda, features, precision, monkeypatch, tmp_path):
+def test_bf16_is_for_hardware_that_computes_it(accelerator, cuda, features, precision, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
     assert fastest_precision(accelerator) == precision
-    cfg = composed("target=tiny", f"trainer.accelerator={accelerator}", folder=tmp_path)
-    assert OmegaConf.to_container(cfg.trainer, resolve=True)["precision"] == precision
-
-
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        ("torch.distributed.nn.functional.all_gather is deprecated, use torch.distributed._x", False),
-        ("The number of training batches (4) is smaller than the logging interval", False),
-        ("left out: a.jpg", True),
-        ("an own function is deprecated", True),
-    ],
-)
-def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message, shown, monkeypatch):
-    monkeypatch.setattr(warnings, "formatwarning", program.format_with_place)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        program.quiet_libraries()
-        warnings.warn(message, FutureWarning, stacklevel=1)
-    assert [str(each.message) for each in warned] == [message] * shown
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,9 +1,5 @@
 """`make gpu`, tried without a GPU: its commands exist, a failure stops none of them, and the page says so."""
 
-import argparse
-import shlex
-from importlib import import_module
-
 import pytest
 import torch
 
@@ -37,21 +33,3 @@ def test_a_part_that_fails_or_hangs_stops_no_other_and_the_page_says_so(pretende
         ["It hangs", "longer than 0.02 minutes"],
         ["It comes last", "passed"],
     ]
-
-
-class Understood(Exception):
-    """The options of a program were parsed."""
-
-
-@pytest.mark.parametrize("name", ["memory", "throughput", "float32", "bf16"])
-def test_a_benchmark_understands_its_options(name, monkeypatch):
-    program, *options = shlex.split(gpu.PARTS[name].arguments)
-    parse = argparse.ArgumentParser.parse_args
-
-    def stop(parser, *given):
-        parse(parser, *given)
-        raise Understood
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
-    with pytest.raises(Understood):
-        import_module(program.removesuffix(".py").replace("/", ".")).main(options)

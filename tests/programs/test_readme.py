@@ -67,7 +67,7 @@ def is_known(word, cfg):
         return key == "target" or {*value.strip("[]").split(",")} - {""} <= options_of(key)
     parent, _, last = key.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
-    return isinstance(node, DictConfig) and last in node.keys()
+    return isinstance(node, DictConfig) and last in set(node)
 
 
 @pytest.mark.slow

@@ -87,13 +87,10 @@ def test_without_a_key_wandb_is_offline_and_a_resumed_run_keeps_its_id(tmp_path,
     command = (*TVE_RUN, *DIGITS, "logger=wandb", "trainer.log_every_n_steps=1")
     train(*command, "trainer.max_epochs=1", folder=tmp_path / "run")
     train(*command, "trainer.max_epochs=2", "ckpt_path=last", folder=tmp_path / "run")
-    train(*command, "trainer.max_epochs=1", folder=tmp_path / "another")  # as the next job of a sweep, in one process
-    ids = [(tmp_path / name / "wandb_id").read_text() for name in ("run", "another")]
-    folders = [list((tmp_path / name / "wandb").glob("offline-run-*")) for name in ("run", "another")]
-    assert [len(found) for found in folders] == [2, 1] and ids[0] != ids[1]
+    name = (tmp_path / "run/wandb_id").read_text()
+    folders = list((tmp_path / "run/wandb").glob("offline-run-*"))
+    assert len(folders) == 2 and all((folder / f"run-{name}.wandb").stat().st_size > 0 for folder in folders)
     assert "WANDB_MODE" not in os.environ  # it would hold for the later runs of this process
-    for found, name in zip(folders, ids, strict=True):
-        assert all((folder / f"run-{name}.wandb").stat().st_size > 0 for folder in found)
 
 
 @pytest.mark.parametrize("config", ["train", "eval"])
