@@ -5,11 +5,12 @@ import pickle
 from functools import cache
 from pathlib import Path
 
-import composing  # noqa: F401 - makes Hydra faster
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
 from PIL import Image
 
@@ -49,11 +50,29 @@ def composed_once(config, *overrides):
     return pickle.loads(pickled(config, *overrides))
 
 
+def chooses_files(override):
+    """Whether an override says of which files a config is made, or is one of Hydra's own settings."""
+    key = override.lstrip("+~").partition("=")[0]
+    return "@" in key or "/" in key or key.startswith("hydra") or (ROOT / "configs" / key).is_dir()
+
+
 @cache
 def pickled(config, *overrides):
-    store_targets(overrides)
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return pickle.dumps(compose(config, ["hydra.mode=RUN", *overrides], return_hydra_config=True))
+    """A config. Hydra applies overrides of values to the merged files, which are so for all configs of these files."""
+    values = [override for override in overrides if not chooses_files(override)]
+    if not values or any(override.lstrip("+~").startswith("hydra") for override in overrides):
+        store_targets(overrides)
+        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+            return pickle.dumps(compose(config, ["hydra.mode=RUN", *overrides], return_hydra_config=True))
+    cfg = composed_once(config, *filter(chooses_files, overrides))
+    ConfigLoaderImpl._apply_overrides_to_config([parsed(override) for override in values], cfg)
+    cfg.hydra.overrides.task = list(overrides)
+    return pickle.dumps(cfg)
+
+
+@cache
+def parsed(override):
+    return OverridesParser.create().parse_override(override)
 
 
 @contextlib.contextmanager

@@ -107,12 +107,10 @@ def independent_forks():
 
 @pytest.fixture(autouse=True, scope="session")
 def forks_of_a_clean_process(independent_forks):
-    """Fork the server of `fork_server` before any test."""
+    """Start the server of `fork_server` before any test."""
     import fork_server
 
     fork_server.start()
-    yield
-    fork_server.stop()
 
 
 @pytest.fixture(autouse=True, scope="module")

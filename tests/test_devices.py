@@ -23,7 +23,7 @@ from explainers.metrics.agreement import Agreement
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import Localized
 from explainers.report.pictures import Pictures
-from explainers.shapley import LightShapleyNetwork, Shapley, ShapleyLoss, Surrogate
+from explainers.shapley import LightShapleyNetwork, Shapley, ShapleyLoss
 from explainers.training import Classifier
 from explainers.tve import TVE
 from explainers.vectors.projections import prototypes_of
@@ -75,7 +75,6 @@ TRAINED = {
     "coalitions": learned(AnyHead, VECTORS),
     "propagation": learned(AnyHead, VECTORS, partial(PropagationTeacher, functionals=get_args(Functional))),
     "Shapley": learned(Shapley, SHAPLEY, partial(ShapleyLoss, coalitions=4)),
-    "surrogate": Surrogate,
     "classifier": partial(Classifier, num_classes=3, tune="all"),
     "self-explaining": lambda target, grid, optimizer: SelfExplainingTraining(
         SelfExplaining(target, grid), HeadBuilder(prototypes_of), alpha=1, optimizer=optimizer

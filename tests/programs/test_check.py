@@ -54,12 +54,6 @@ def test_the_numbers_are_those_of_an_evaluation_and_stand_in_a_table_a_file_and_
     assert "check/DecompX-SkipPLUS/fidelity_plus" in (tmp_path / "csv/version_0/metrics.csv").read_text()
 
 
-def test_a_dry_run_says_that_nothing_is_measured(target, grid, data, tmp_path, capsys):
-    fit(TVE(target, grid, LIGHT), data, tmp_path, fast_dev_run=True)
-    assert "check: the fidelity is not measured in a fast_dev_run" in capsys.readouterr().out
-    assert not (tmp_path / "check.json").exists()
-
-
 @pytest.mark.parametrize(
     ("error", "said"), [(InputError("expected a head"), "expected a head"), (MemoryError("full"), "MemoryError: full")]
 )

@@ -58,6 +58,10 @@ RUNS = {
     ("train", "trainer.max_epochs=three"): "trainer.max_epochs",
     ("train", "explainer.hops=1"): "explainer.hops",
     ("train", "fit=perhaps"): "fit",
+    ("train", "+explainer.network.misspelt=1"): "misspelt",
+    ("train", "+callbacks.progress.misspelt=1"): "misspelt",
+    ("train", "+trainer.misspelt=1"): "misspelt",
+    ("train", "explainers@explainer=anyhead module=anyhead module.loss=propagation"): "teacher@module.loss=propagation",
     ("train", "trainer.devices=0"): "trainer.devices",
     ("train", "trainer.precision=bf16-true"): "trainer.precision",
     ("train", "seed=-1"): "seed",
@@ -72,6 +76,7 @@ RUNS = {
     ("eval", "explainers=[] methods=[]"): "explainers=",
     ("eval", "methods=GradCAM"): "methods=[GAE]",
     ("eval", "pictures=null overlays=true"): "overlays=true",
+    ("eval", "target=digits target.model.checkpoint_path='' methods=[GAE]"): "a transformer with blocks",
     ("eval", "reference=paper reference.target=ViT-Huge"): "ViT-Huge",
 }
 

@@ -7,12 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import QUIET, SMALL_DIGITS, TINY_RUN, composed, evaluate, train
+from commands import QUIET, SMALL_DIGITS, TINY_RUN, evaluate, train
 from lightning import Trainer
-from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
-from torch.utils.data import DataLoader
 from toys import LIGHT, SILENT, fit, training
 
 from callbacks.progress import Progress
@@ -23,9 +21,7 @@ from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.posthoc.baselines import Chance
 from explainers.running import program
 from explainers.running.defaults import fastest_precision
-from explainers.running.trainer import build_trainer
 from explainers.saved.files import file_hashes
-from explainers.training import ExplainerTraining
 from explainers.tve import TVE, TVELoss
 
 
@@ -106,16 +102,6 @@ def test_caching_and_hashing_say_how_far_they_are(clock, capsys, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_lightnings_table_of_seconds_is_printed_for_who_asks_for_it(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(warnings, "formatwarning", program.format_with_place)
-    with warnings.catch_warnings():
-        program.quiet_libraries()
-        train(*TINY_RUN, *SMALL_DIGITS, "cache=none", "debug=profile", "trainer.max_steps=1", folder=tmp_path / "run")
-    (table,) = (record.message for record in caplog.records if record.name.startswith("lightning.pytorch"))
-    assert "FIT Profiler Report" in table and "run_training_batch" in table
-
-
-@pytest.mark.slow
 def test_a_run_ends_with_one_line_that_says_what_how_well_how_long_and_where(tmp_path, capsys):
     run = ("experiment=demo/tve", "target=tiny", *SMALL_DIGITS, "cache=none", "trainer.max_epochs=1", *QUIET)
     loss = train(*run, "explainer.network.width=24", folder=tmp_path / "run")
@@ -152,50 +138,11 @@ def test_an_evaluation_without_tasks_says_how_to_name_them(tmp_path):
         ("mps", False, {"amx_bf16": True}, "32-true"),
     ],
 )
-def test_bf16_is_for_hardware_that_computes_it(accelerator, cuda, features, precision, monkeypatch, tmp_path):
+def test_bf16_is_for_hardware_that_computes_it(accelerator, cuda, features, precision, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
     assert fastest_precision(accelerator) == precision
-    cfg = composed("target=tiny", f"trainer.accelerator={accelerator}", folder=tmp_path)
-    assert OmegaConf.to_container(cfg.trainer, resolve=True)["precision"] == precision
-
-
-def test_a_mac_computes_on_its_cpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    cfg = composed("target=tiny", "trainer.precision=32-true", folder=tmp_path)
-    assert isinstance(build_trainer(cfg.trainer, callbacks=[], logger=[]).accelerator, CPUAccelerator)
-
-
-def test_a_test_has_a_bar_over_its_batches(target, grid, images):
-    progress, batches = Progress("digits"), [{"image": image[None]} for image in images]
-
-    class Tested(ExplainerTraining):
-        def test_step(self, batch, batch_idx):
-            self(batch["image"])
-
-    trainer = Trainer(accelerator="cpu", callbacks=[progress], **SILENT)
-    with redirect_stderr(Terminal()) as terminal:
-        trainer.test(Tested(TVE(target, grid, LIGHT), TVELoss), DataLoader(batches, batch_size=None), verbose=False)
-    assert "digits:   0%" in terminal.getvalue() and "0.00/5.00" in terminal.getvalue() and progress.bar is None
-
-
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        ("torch.distributed.nn.functional.all_gather is deprecated, use torch.distributed._x", False),
-        ("The number of training batches (4) is smaller than the logging interval", False),
-        ("left out: a.jpg", True),
-        ("an own function is deprecated", True),
-    ],
-)
-def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message, shown, monkeypatch):
-    monkeypatch.setattr(warnings, "formatwarning", program.format_with_place)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        program.quiet_libraries()
-        warnings.warn(message, FutureWarning, stacklevel=1)
-    assert [str(each.message) for each in warned] == [message] * shown
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -6,12 +6,12 @@ import shlex
 import subprocess
 
 import pytest
-from commands import ROOT
+from commands import NO_PICTURES, ROOT
 from fork_server import fork, join
 from forks import be_new, run_as_main
 
 SMALL = {
-    "train.py": ["data.size.train=16", "data.size.val=4", "data.batch_size=8", "trainer.max_epochs=1"],
+    "train.py": ["data.size.train=16", "data.size.val=4", "data.batch_size=8", "trainer.max_epochs=1", NO_PICTURES],
     "eval.py": ["evaluation.levels=3", "pictures.images=1"],
 }
 TASKS = ("odd", "five_or_more", "loop")

@@ -12,7 +12,6 @@ from commands import DIGITS, QUIET, TVE_RUN, composed, draw_images, evaluate, tr
 from fork_server import PATIENCE
 from forks import forked
 
-from explainers.errors import InputError
 from explainers.running import program
 
 EVALUATION = ("experiment=demo/eval", "target=tiny", "evaluation.levels=3", *QUIET)
@@ -41,18 +40,8 @@ def no_download(monkeypatch):
     monkeypatch.setattr(timm, "create_model", built)
 
 
-@pytest.mark.slow
-def test_without_imagenet_the_file_and_the_command_that_writes_it_are_named(tmp_path, no_download):
-    """Before weights are fetched, and before four processes are started."""
-    pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
-    message = error(train, "experiment=tve_vitb", f"data_dir={tmp_path}", folder=tmp_path / "run")
-    assert str(tmp_path / "imagenet/train.beton") in message
-    assert "python -m datamodules.write_beton" in message
-
-
-@pytest.mark.parametrize("data", ["imagenet_folder", "cifar10", "folder"])
-def test_a_missing_folder_is_named(data, tmp_path, no_download):
-    message = error(train, *TVE_RUN, f"data={data}", f"data_dir={tmp_path}", folder=tmp_path / "run")
+def test_a_missing_folder_is_named(tmp_path, no_download):
+    message = error(train, *TVE_RUN, "data=folder", f"data_dir={tmp_path}", folder=tmp_path / "run")
     assert str(tmp_path) in message and "folder" in message
 
 
@@ -120,11 +109,6 @@ def test_a_missing_file_is_named_with_what_to_do(common, override, told, tmp_pat
     assert str(path) in message and re.search(told, message)
 
 
-def test_to_resume_needs_a_checkpoint(tmp_path):
-    message = error(train, *TVE_RUN, *DIGITS, "ckpt_path=last", folder=tmp_path)
-    assert str(tmp_path / "checkpoints/last.ckpt") in message
-
-
 def test_an_error_in_the_code_keeps_its_traceback(tmp_path):
     cfg = composed(*TVE_RUN, folder=tmp_path)
     for mistake in (RuntimeError("shapes"), KeyError("embedding"), FileNotFoundError(errno.ENOENT, "none", "/x")):
@@ -132,23 +116,14 @@ def test_an_error_in_the_code_keeps_its_traceback(tmp_path):
             raise mistake
 
 
-def test_the_traceback_can_be_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(InputError):
-        train(*TVE_RUN, "data=folder", f"data_dir={tmp_path}", folder=tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "told"), [(("experiment=tve_vitg",), "tve_vitb"), ((*TVE_RUN, "data=folder"), "nowhere")]
-)
-def test_the_command_itself_prints_that_line_and_no_traceback(overrides, told, tmp_path):
+def test_the_command_itself_prints_that_line_and_no_traceback(tmp_path):
     folder = tmp_path / "run"
-    with forked("train.py", *overrides, f"data_dir={tmp_path}/nowhere", folder=folder) as process:
+    with forked("train.py", *TVE_RUN, "data=folder", f"data_dir={tmp_path}/nowhere", folder=folder) as process:
         process.join(PATIENCE)
     output = Path(f"{folder}.log").read_text()
     assert process.exitcode == 1 and "Traceback" not in output
     (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert told in line
+    assert "nowhere" in line
 
 
 @pytest.fixture(scope="module")

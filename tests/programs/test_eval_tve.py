@@ -44,21 +44,6 @@ def test_runs_are_found_by_the_name_of_the_target(tmp_path):
     assert wanted["explainers"]["tve_untrained"] == wanted["explainers"]["tve"] | {"weights": None}
 
 
-@pytest.mark.slow
-def test_the_arms_of_fine_tuning_are_found_by_task_and_target(tmp_path):
-    of_base = ("task=cats_vs_dogs", "target.model.num_classes=2", "target=vit_base")
-    given = (*of_base, "explainers@explainers.tve_pt=tve_paper")
-    cfg = composed("experiment=papers/tve_finetuned", *given, folder=tmp_path, config="eval")
-    found = OmegaConf.to_container(cfg, resolve=True)
-    arms = {"finetune": found["explainers"]["tve_ft"], "from_scratch": found["explainers"]["lfscratch"]}
-    for arm, explainer in arms.items():
-        name = composed("experiment=tve_finetune", *of_base, f"arm={arm}", folder=tmp_path).name
-        assert explainer["weights"] == f"runs/{name}/explainer.safetensors"
-        assert explainer["network"]["_target_"] == "explainers.tve.PaperNetwork"
-    tuned = composed("experiment=full_finetuning", "data=cats_vs_dogs", "target=vit_base", folder=tmp_path).name
-    assert found["target"]["model"]["checkpoint_path"] == f"runs/{tuned}/target.safetensors"
-
-
 @torch.no_grad()
 @pytest.mark.slow
 def test_table_5_explains_one_model_by_the_explainer_of_another(tmp_path):

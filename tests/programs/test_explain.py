@@ -86,13 +86,6 @@ def test_what_is_left_out_is_counted_and_named(explained):
     assert json.loads((explained / "results.json").read_text())["identity"]["photos"]["images"] == 13
 
 
-@pytest.mark.slow
-def test_a_single_image_and_the_next_photos_take_the_place_of_the_earlier_ones(photos, tmp_path):
-    for name in ("grey.jpg", "modern.avif"):
-        evaluate(*EXPLAIN, f"data.root={photos / name}", "methods=[Chance]", folder=tmp_path)
-    assert [path.name for path in (tmp_path / "overlays" / "photos").iterdir()] == ["0000_modern_Chance.png"]
-
-
 def test_a_folder_without_readable_images_is_told(tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.jpg").write_bytes(b"no image")

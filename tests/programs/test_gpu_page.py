@@ -1,12 +1,7 @@
 """`make gpu`, tried without a GPU: its commands exist, a failure stops none of them, and the page says so."""
 
-import argparse
-import shlex
-from importlib import import_module
-
 import pytest
 import torch
-from commands import composed
 
 from benchmarks import gpu
 
@@ -38,29 +33,3 @@ def test_a_part_that_fails_or_hangs_stops_no_other_and_the_page_says_so(pretende
         ["It hangs", "longer than 0.02 minutes"],
         ["It comes last", "passed"],
     ]
-
-
-class Understood(Exception):
-    """The options of a program were parsed."""
-
-
-@pytest.mark.parametrize("name", ["memory", "throughput", "float32", "bf16"])
-def test_a_benchmark_understands_its_options(name, monkeypatch):
-    program, *options = shlex.split(gpu.PARTS[name].arguments)
-    parse = argparse.ArgumentParser.parse_args
-
-    def stop(parser, *given):
-        parse(parser, *given)
-        raise Understood
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
-    with pytest.raises(Understood):
-        import_module(program.removesuffix(".py").replace("/", ".")).main(options)
-
-
-def test_the_profile_composes_for_one_gpu_without_files_and_networks(tmp_path):
-    program, *options = shlex.split(gpu.PARTS["profile"].arguments)
-    cfg = composed(*options, folder=tmp_path)
-    assert program == "train.py" and cfg.trainer.profiler == "simple"
-    assert (cfg.trainer.devices, cfg.trainer.strategy, cfg.trainer.accelerator) == (1, "auto", "gpu")
-    assert "Digit" in cfg.data._target_ and cfg.target.model.pretrained is False and cfg.explainer.network.mae is None

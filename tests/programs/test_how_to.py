@@ -7,18 +7,16 @@ import sys
 from shutil import copy
 
 import pytest
-import timm
 import torch
 from clips import TEXT, clip, image_tower, open_clip
 from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from toys import VECTORS, fit
+from toys import fit
 
 import datamodules
 import explainers
 from explainers import posthoc
-from explainers.anyhead import AnyHead
 from explainers.models import TargetModel
 from explainers.text import clip_text_head
 from explainers.tve import LightNetwork
@@ -114,17 +112,6 @@ def test_any_model_is_explained_and_viewed_by_captum():
     assert names["pixels"].shape == (2, 3, 160, 160) and names["region"].score == "value"
     found, none = ({"boxes": names["box"][:count], "scores": torch.tensor([0.5])[:count]} for count in (1, 0))
     assert names["read_score"]([found, none]).tolist() == [0.5, 0]
-
-
-def test_an_explanation_is_refined(monkeypatch):
-    """Of an untrained AnyHead, in few passes."""
-    target = TargetModel(timm.create_model("vit_tiny_patch16_224", depth=2)).eval()
-    monkeypatch.setattr(explainers, "load", lambda name: AnyHead(target, target.grid, VECTORS).eval())
-    few = PAGES["refine"].replace("passes=64", "passes=32").replace("more(64)", "more(2)")
-    monkeypatch.setitem(PAGES, "refine", few)
-    names = run("refine")
-    assert names["refined"].passes == 34 and names["errors"].shape == names["espresso"].shape == (1, 14, 14)
-    assert names["task"].heatmaps.shape == names["task"].errors.shape == (1, 2, 14, 14)
 
 
 @torch.no_grad()

@@ -66,9 +66,9 @@ def test_edited_images_and_swapped_labels_are_measured_again_and_moved_ones_are_
     assert len({json.dumps(row["fidelity_plus_curve"]) for row in results}) > 1
 
 
-@pytest.mark.parametrize("limit", ["trainer.limit_test_batches=1", "trainer.fast_dev_run=true"])
-def test_two_processes_under_a_limit_of_each_measure_again_what_one_has_measured(limit, images, tmp_path, monkeypatch):
-    command = (*OWN_HEAD, f"data_dir={images}", "tasks.folder.data.eval_batch_size=2", limit)
+def test_two_processes_under_a_limit_of_each_measure_again_what_one_has_measured(images, tmp_path, monkeypatch):
+    command = (*OWN_HEAD, f"data_dir={images}", "tasks.folder.data.eval_batch_size=2")
+    command += ("trainer.limit_test_batches=1",)
     content, _ = measured(*command, folder=tmp_path)
     assert content["results"]["folder"]["chance"]["images"] == 2
     rows = []

@@ -25,15 +25,6 @@ def column(folder, name):
     return [row[name] for row in csv_rows(folder / HISTORY)]
 
 
-def test_a_second_logger_goes_on_with_the_file_and_may_add_columns(tmp_path):
-    log(tmp_path, (0, {"loss": 0.5}), (1, {"loss": 0.25}))
-    log(tmp_path, (2, {"loss": 0.125}), (2, {"accuracy": 1.0}))
-    assert column(tmp_path, "step") == ["0", "1", "2", "2"]
-    assert column(tmp_path, "loss") == ["0.5", "0.25", "0.125", ""]
-    assert column(tmp_path, "accuracy") == ["", "", "", "1.0"]
-    assert [path.name for path in (tmp_path / "csv").iterdir()] == ["version_0"]
-
-
 def test_rows_after_the_checkpoint_are_forgotten_and_those_before_stay_as_they_are(tmp_path):
     log(tmp_path, (0, {"loss": 0.5}))
     before = (tmp_path / HISTORY).read_bytes()

@@ -54,12 +54,3 @@ def test_an_untrained_network_is_measured_and_not_exported(tmp_path, capsys):
     assert measured(tmp_path) and not (tmp_path / "explainer.safetensors").exists()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run: ")]
     assert "measured an untrained network (fit=false without ckpt_path), nothing exported; " in line
-
-
-@pytest.mark.slow
-def test_trained_weights_are_measured_and_not_written_again(trained, tmp_path, capsys):
-    weights = trained / "explainer.safetensors"
-    train(*RUN, "fit=false", f"explainer.weights={weights}", folder=tmp_path / "pt")
-    assert measured(tmp_path / "pt") == pytest.approx(measured(trained), rel=1e-5)
-    assert not (tmp_path / "pt/explainer.safetensors").exists()
-    assert f"measured {weights}, nothing exported; " in capsys.readouterr().out

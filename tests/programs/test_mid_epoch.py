@@ -117,16 +117,3 @@ def test_as_many_images_in_a_step_give_the_same_results(division, whole, tmp_pat
     resumed()
     weights, expected = (results(path)[0] for path in (folder, whole))
     torch.testing.assert_close(weights, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_other_steps_begin_with_an_epoch_and_not_inside_one(tmp_path):
-    """`ckpt_path=last` resumes with another number of images in a step."""
-    other = ("data.batch_size=6", "ckpt_path=last")
-    killed(*TORCH, saved=1000, step=STEPS + 2, folder=tmp_path)
-    train(*TORCH, *other, folder=tmp_path)
-    steps = [int(row["step"]) for row in results(tmp_path)[1]]
-    assert max(steps) == STEPS + (EPOCHS - 1) * ((8 * STEPS + 2) // 6) - 1
-    killed(*TORCH, saved=2, step=3, folder=tmp_path / "inside")
-    with pytest.raises(SystemExit, match="whole batches of 5 images, got one after 16 images of an epoch"):
-        train(*TORCH, "data.batch_size=5", "ckpt_path=last", folder=tmp_path / "inside")

@@ -3,8 +3,7 @@
 import shlex
 from pathlib import Path
 
-import pytest
-from commands import DIGITS, NO_PICTURES, TINY_RUN, composed, train
+from commands import composed
 
 from explainers.app.command import parser
 from train import next_command
@@ -45,13 +44,3 @@ def test_after_a_surrogate_a_command_trains_an_explainer_of_it(tmp_path):
     _, program, *words = shlex.split(after("experiment=surrogate", folder=tmp_path))
     got = composed(*words, folder=tmp_path)
     assert program == "train.py" and got.explainer.surrogate == "runs/x=1/target.safetensors"
-
-
-@pytest.mark.slow
-def test_the_last_line_is_the_command_unless_it_is_not_wanted(tmp_path, capsys):
-    run = tmp_path / "run"
-    quick = (*TINY_RUN, *DIGITS, NO_PICTURES, "cache=none", "trainer.max_epochs=1")
-    train(*quick, folder=run)
-    assert capsys.readouterr().out.splitlines()[-1] == f'next: explainers.load("{run}", target=...) in Python'
-    train(*quick, "next=false", folder=run)
-    assert "next:" not in capsys.readouterr().out

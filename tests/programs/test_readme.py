@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 import shlex
-from collections import defaultdict
 from functools import reduce
 from pathlib import Path
 from shutil import copy
@@ -13,7 +12,9 @@ import pytest
 import timm
 import torch
 from commands import ROOT, composed
+from omegaconf import DictConfig, OmegaConf
 from PIL import Image
+from test_configs import options_of
 
 import explainers
 from explainers.app import page
@@ -56,23 +57,34 @@ COMMANDS = sorted(
 )
 
 
-def chooses_files(word):
-    """Whether an override names files of a group, or leaves something out, which others may set."""
-    return (
-        word.startswith("~") or "/" in word.partition("=")[0] or (ROOT / "configs" / re.split("[@=]", word)[0]).is_dir()
-    )
+ABSTRACT = {"default", "torchvision", "unlabelled", "anyhead_common", "tve_common", "shapley_common"}
+
+
+def is_known(word, cfg):
+    """Whether an override sets a key of the config, or chooses a file that there is."""
+    key, _, value = word.lstrip("~").partition("=")
+    if (ROOT / "configs" / key).is_dir() and word[0] != "~":
+        return key == "target" or {*value.strip("[]").split(",")} - {""} <= options_of(key)
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    return isinstance(node, DictConfig) and last in set(node)
 
 
 @pytest.mark.slow
 def test_every_command_composes(tmp_path):
-    """Those that choose the same files as one, with the settings of all of them."""
-    settings = defaultdict(dict)
+    """Those that set keys of their experiment, tasks, explainers and figures, by these; any others by themselves."""
+    groups = {"tasks": "data", "explainers": "explainers", "figures": "figures"}
+    lists = {key: sorted(options_of(group) - ABSTRACT) for key, group in groups.items()}
+    every = composed(
+        *(f"{group}=[{','.join(names)}]" for group, names in lists.items()), folder=tmp_path, config="eval"
+    )
     for script, arguments in COMMANDS:
         words = [word for word in shlex.split(arguments) if word not in ("--cfg", "job")]
-        chosen = tuple(sorted(filter(chooses_files, words)))
-        settings[script, chosen] |= {word.partition("=")[0]: word for word in words if word not in chosen}
-    for (script, chosen), words in settings.items():
-        assert composed(*chosen, *words.values(), folder=tmp_path, config=script)
+        cfg = composed(*(word for word in words if word.startswith("experiment=")), folder=tmp_path, config=script)
+        if not all(
+            word.startswith("experiment=") or any(is_known(word, each) for each in (cfg, every)) for word in words
+        ):
+            composed(*words, folder=tmp_path, config=script)
 
 
 @pytest.fixture
@@ -120,12 +132,6 @@ def test_the_programs_of_the_library_page_run(random_weights, tmp_path, monkeypa
     assert names["comparison"].similarity == pytest.approx(1, abs=1e-4)
     assert names["everything"].shape == (1, 1000, 14, 14) and names["tasks"].shape == (1, 1, 14, 14)
     assert names["directions"].shape == (1, 2, 14, 14) and names["pixels"].shape == (1, 224, 224)
-
-
-def test_programs_that_need_files_of_a_run_are_python():
-    for name in ("docs/metrics.md", "docs/results/posthoc.md"):
-        for program in programs(name):
-            compile(program, name, "exec")
 
 
 def test_the_program_that_serves_the_page_runs(monkeypatch):

@@ -68,13 +68,6 @@ def test_loggers_progress_processes_and_length_are_no_part_of_what_a_run_is(tmp_
         start_record(composed(*RUN, *changes, folder=tmp_path), tmp_path, may_differ=False)
 
 
-def test_a_training_that_ends_inside_an_epoch_is_validated_at_its_last_step(tmp_path, recwarn):
-    train(*RUN, epochs(3), "data.batch_size=4", "trainer.max_steps=6", folder=tmp_path)  # 4 steps are an epoch
-    rows = [int(row["step"]) for row in csv_rows(tmp_path / HISTORY) if row.get("val/loss")]
-    assert rows == [3, 5] and (tmp_path / "checkpoints/best.ckpt").is_file()
-    assert not [str(each.message) for each in recwarn if "monitor" in str(each.message)]
-
-
 def test_a_file_that_is_no_checkpoint_of_a_run_is_named(run):
     torch.save({"weight": torch.zeros(3)}, run / "model.pth")
     (run / "torn.ckpt").write_bytes((run / "checkpoints/last.ckpt").read_bytes()[:1000])

@@ -137,13 +137,3 @@ def test_every_key_of_the_data_changes_their_fingerprint_or_has_a_reason(config)
         now = instantiate(own | {key: VALUES.get(key, 3)} | mixed).fingerprint("test")
         fingerprint = instantiate(own | mixed).fingerprint("test")
         assert (now == fingerprint) == (key in WITHOUT_EFFECT_ON_A_TEST), key
-
-
-def test_the_place_of_data_and_caches_does_not_count(config):
-    def placed(data_dir, cache_dir):
-        own = copy.deepcopy(config) | {"data_dir": data_dir, "cache_dir": cache_dir}
-        own["explainers"]["oracle"]["cache_dir"] = f"{cache_dir}/oracle"
-        own["tasks"]["odd"]["data"]["root"] = f"{data_dir}/odd"
-        return settings(own)
-
-    assert placed("data", "cache") == placed("/elsewhere", "/else/where")

@@ -24,7 +24,13 @@ from explainers.saved.records import leaves
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.sh")]
 DOMAINS = "plain,inverted,coloured,small"
 VARIABLES = {"DOMAINS": DOMAINS, "1": "x", "W": "target=vit_tiny"}  # of the shell; the others differ in no job
+QUIET = r"hydra/hydra_logging=\S+|callbacks\.\S+=null|trainer[.=]\S+|data_dir=\S+"
 CALLED = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/logger/wandb.yaml"))["wandb"]["name"]
+
+
+def number_of_jobs(command):
+    overrides = OverridesParser.create().parse_overrides(shlex.split(command))
+    return prod(len([*each.sweep_string_iterator()]) for each in overrides if each.is_sweep_override())
 
 
 def documented():
@@ -36,7 +42,11 @@ def documented():
     shell = r'"?\$(?:\{@:2\}|(\w+))"?'
     found = [re.sub(shell, lambda name: VARIABLES.get(name[1], ""), command) for command in found]
     no_slurm = [re.sub(r"hydra[/.]launcher\S*=\S+", "", command.replace(DOMAINS, "plain,small")) for command in found]
-    return sorted({" ".join(command.split()) for command in no_slurm})
+    commands = [" ".join(re.sub(QUIET, "", command).split()) for command in no_slurm]
+    largest = {}
+    for command in sorted({*commands}, key=number_of_jobs):  # of those with the same keys, the one with most values
+        largest[tuple(sorted(word.partition("=")[0] for word in command.split())) + (command.split()[0],)] = command
+    return sorted(largest.values())
 
 
 COMMANDS = documented()
@@ -69,11 +79,6 @@ def said_by(jobs):
         jobs.append((str(shorten_path(run_dir())), OmegaConf.create({"name": cfg.name, "called": CALLED}).called))
 
     return say
-
-
-def number_of_jobs(command):
-    overrides = OverridesParser.create().parse_overrides(shlex.split(command))
-    return prod(len([*each.sweep_string_iterator()]) for each in overrides if each.is_sweep_override())
 
 
 @pytest.mark.situation(41)

@@ -4,16 +4,8 @@ import pytest
 import torch
 
 from benchmarks import throughput
-from benchmarks.throughput import Option
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def modules():
-    """Both explainers of one tiny target, in training."""
-    built = throughput.build("tiny", ["plain", *throughput.CASES], "", 10, CPU)
-    return throughput.trainings("tiny", built, CPU)
 
 
 @pytest.mark.slow
@@ -36,21 +28,3 @@ def test_every_option_is_measured_beside_the_step_as_it_is(capsys):
         assert all(row[3] == "–" or float(row[3]) < 1e-5 for row in table)
     for table in compared[2:]:
         assert all(1e-5 < float(row[3]) < 0.1 for row in table[1:])
-
-
-def test_an_option_changes_a_step_and_then_restores_the_target(modules):
-    module, batch = modules["light"], throughput.random_batch(2, 64, CPU)
-    backbone, expected = module.explainer.target.backbone, Option("as it is").rows(module, batch)
-    seen = []
-
-    def embed(images):
-        seen.append(torch.is_autocast_enabled("cpu"))
-        return torch.zeros(len(images), 48)
-
-    option = Option("", target={"embed": embed}, images=torch.channels_last, autocast=True)
-    rows = option.rows(module, batch)
-    assert not rows["meta"].any() and seen == [True]
-    assert rows["image"].is_contiguous(memory_format=torch.channels_last)
-    assert module.explainer.target.backbone is backbone and "embed" not in vars(module.explainer.target)
-    for name, row in Option("as it is").rows(module, batch).items():
-        assert torch.equal(row, expected[name])

@@ -46,35 +46,9 @@ def test_anyhead_reads_few_blocks_and_ranks_patches_where_there_are_paths(name, 
     assert cfg.module.loss.fit == fit
 
 
-TOWERS = {
-    "clip_vit_b32": ("texts", "ranking"),
-    "siglip_vit_b16": ("texts", "regions"),
-    "tinyclip": ("images", "regions"),
-    "vit_base_patch16_clip_224.openai_ft_in1k": ("head", "ranking"),
-}
-
-
-@pytest.mark.slow
-def test_what_anyhead_learns_for_follows_from_the_tower(tmp_path):
-    for name, expected in TOWERS.items():
-        given = ("experiment=anyhead_tower", "data.root=images", f"target={name}")
-        teacher = composed(*given, folder=tmp_path).module.loss
-        assert (teacher.functionals, teacher.fit) == expected, name
-        if name in ("clip_vit_b32", "tinyclip"):  # which learn for something else without a head
-            headed = composed(*given, "target.head=head.safetensors", folder=tmp_path)
-            assert headed.module.loss.functionals == "head"
-
-
 @pytest.mark.parametrize("config", ["train", "eval"])
 def test_a_name_of_timm_is_a_file_that_names_the_model(config, tmp_path):
     name = "vit_tiny_patch16_224.augreg_in21k"
     got = composed(f"target={name}", folder=tmp_path, config=config)
     expected = composed("target=timm", f"target.model.model_name={name}", folder=tmp_path, config=config)
     assert OmegaConf.to_container(got, resolve=True) == OmegaConf.to_container(expected, resolve=True)
-
-
-def test_a_user_may_set_what_follows_from_the_model(tmp_path):
-    own = ("blocks=[11]", "direct=[]", "grid.patch_size=32", "grid.image_size=448")
-    assert settings(composed("target=vit_tiny_patch16_224", *own, folder=tmp_path)) == (448, 32, [11], [])
-    sized = composed("target=vit_tiny_patch16_224", "+target.model.img_size=112", folder=tmp_path)
-    assert settings(sized)[:2] == (112, 16)

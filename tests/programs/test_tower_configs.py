@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 SMALL = {key: value for key, value in IMAGE.items() if key != "num_classes"}
 TEXTS = ("module.loss.vocabulary=[cat,dog,car]",)
 TOWERS = {
-    "clip_vit_b16": (SMALL | {"num_classes": 16}, "clips.small_text_head", "texts"),
     "siglip_vit_b16": (SMALL, "clips.random_text_head", "texts"),
     "dinov2_vit_s14": (SMALL | {"patch_size": 14, "img_size": 42}, None, "images"),
 }

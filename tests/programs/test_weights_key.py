@@ -11,7 +11,7 @@ from test_errors import error
 
 from explainers.errors import InputError
 from explainers.running.record import start_record
-from explainers.running.settings import check_files, use_random_weights, use_weights
+from explainers.running.settings import use_random_weights, use_weights
 from explainers.saved.records import leaves
 
 LONG = ("target.model.pretrained=false", "target.model.checkpoint_path={}")
@@ -102,10 +102,3 @@ def test_debug_downloads_no_weights(overrides, replaced, file, tmp_path, capsys)
     changed = {key: value for key, value in after.items() if before.get(key, ...) != value}
     assert {key: value for key, value in changed.items() if not key.endswith("_")} == replaced
     assert all(key.rpartition(".")[0] in capsys.readouterr().out for key in list(replaced)[:1])
-
-
-def test_the_file_of_a_vector_needs_no_models_of_a_source(file, tmp_path):
-    cfg = composed("experiment=explainability_vector", "vector=shipped", f"module.onto={file}", folder=tmp_path)
-    check_files(cfg, starts=True)
-    with pytest.raises(InputError, match=r"correct module.vector.explaining.0$"):
-        check_files(composed("experiment=explainability_vector", f"module.onto={file}", folder=tmp_path), starts=True)

@@ -50,13 +50,6 @@ def test_crops_have_the_areas_and_shapes_of_random_resized_crops():
     assert 0.4 < mirrored.double().mean() < 0.6
 
 
-def test_the_whole_area_leaves_one_whole_side():
-    """An area of 1 and an aspect other than 1 do not fit into the square: the longer side is cut."""
-    _, _, height, width, _ = windows(1.0)
-    assert torch.maximum(height, width).min() > SIDE - 0.2
-    assert torch.minimum(height, width).min() > (3 / 4) ** 0.5 * SIDE - 0.2
-
-
 def test_a_crop_is_its_window_stretched_to_the_whole_image():
     images = torch.randint(0, 256, (6, 3, SIDE, SIDE), dtype=torch.uint8)
     cropped = random_resized_crop(images, INDEX[:6], 0, 0.2)
@@ -74,11 +67,5 @@ def test_an_image_is_cropped_the_same_alone_as_in_a_batch():
     together = random_resized_crop(images, index, 3)
     alone = torch.cat([random_resized_crop(images[i : i + 1], index[i : i + 1], 3) for i in range(4)])
     assert (together.int() - alone.int()).abs().max() <= 1  # grey levels are rounded
-
-
-def test_images_and_epochs_are_cropped_differently():
-    images = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8).expand(2, -1, -1, -1)
-    first, later = (random_resized_crop(images, torch.tensor([0, 1]), seed) for seed in (0, 1))
-    assert torch.equal(first, random_resized_crop(images, torch.tensor([0, 1]), 0))
-    assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first[0], later[0])
+    later = random_resized_crop(images[:1].expand(4, -1, -1, -1), index, 4)
+    assert not torch.equal(later[0], together[0]) and not torch.equal(later[0], later[1])

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from toys import LIGHT, PAPER, VECTORS, Small, batch_of, equal, fit, state, step, training
+from toys import LIGHT, PAPER, VECTORS, batch_of, equal, fit, state, step, training
 
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
 from explainers.learned.sources import Features, complete
@@ -138,13 +138,3 @@ def test_exported_weights_explain_as_before_and_serve_another_head(build, make_t
     of_task = kind(other, grid, network, weights=str(path)).eval()
     expected = explainer.explain_tasks(images, [other.head])[:, 0]
     torch.testing.assert_close(of_task(images), expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("kind", "network"), [(AnyHead, VECTORS), (TVE, LIGHT), (TVE, Small)])
-def test_many_tasks_take_one_pass_of_the_network_and_one_of_the_target(target, grid, images, kind, network):
-    explainer, passes = kind(target, grid, network).eval(), []
-    explainer.network.register_forward_hook(lambda *_: passes.append("network"))
-    target.backbone.patch_embed.register_forward_hook(lambda *_: passes.append("target"))
-    explainer.explain_tasks(images, [nn.Linear(24, k) for k in (2, 5, 7)])
-    assert sorted(passes) == ["network", "target"]

@@ -66,11 +66,6 @@ def cached(images):
     return batch_of(images) | {"label": torch.zeros(5), "meta": torch.zeros(5)}
 
 
-def test_rows_that_are_cached_are_not_cropped(build, images):
-    batch = cached(images)
-    assert build().augment_images(batch) is batch
-
-
 def test_a_checkpoint_holds_the_identity_of_the_frozen_part_in_its_place(build, images, tmp_path):
     student = build()
     fit(student, images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")

@@ -73,8 +73,3 @@ def test_a_longer_run_goes_on_with_the_rates_of_its_own_length(name, steps):
     went_on = continued(saved, partial(SCHEDULES[name], warmup=0.05), steps)
     assert went_on == whole(partial(SCHEDULES[name], warmup=0.05), steps)[20:]
     assert went_on == sorted(went_on, reverse=True) and went_on[0] > 0
-
-
-def test_a_resumed_run_takes_the_rate_of_its_own_config():
-    saved = stopped(warmup_cosine, 20, 10)
-    assert continued(saved, warmup_cosine, 20, rate=0.1) == whole(warmup_cosine, 20, rate=0.1)[10:]
