@@ -7,6 +7,7 @@ from references import level_size, neighbourhood, only
 from explainers.errors import InputError
 from explainers.masking import (
     PatchGrid,
+    apply_in_chunks,
     level_sizes,
     map_shape,
     mask_pixels,
@@ -26,6 +27,19 @@ def test_a_neighbourhood_is_what_a_walk_over_the_grid_reaches(hops):
     assert near.shape == (15, 15)
     for patch, row in enumerate(near):
         assert set(row.nonzero().flatten().tolist()) == neighbourhood(patch, grid.shape, hops)
+
+
+def test_a_patch_hides_its_own_rows_and_columns():
+    images, keep, grid = torch.randn(6, 3, 8, 12), torch.eye(6, dtype=torch.bool), PatchGrid((8, 12), 4)
+    seen = mask_pixels(images, keep, grid)
+    for patch in range(6):
+        assert torch.equal(seen[patch], only(images[patch], [patch], (2, 3)))
+
+
+def test_every_channel_has_its_own_fill():
+    images, fill = torch.randn(1, 3, 12, 12), torch.tensor([1.0, 2.0, 3.0])[:, None, None]
+    hidden = mask_pixels(images, torch.zeros(1, 9, dtype=torch.bool), GRID, fill)
+    assert torch.equal(hidden, fill.expand(1, 3, 12, 12))
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (12, 16), (16, 12)])
@@ -57,6 +71,13 @@ def test_the_shape_of_a_map_follows_from_the_image_for_finer_patches_and_rounded
     assert map_shape(rows * columns * finer**2, shape) == (rows * finer, columns * finer)
     pixels = rows * 32, columns * 32 - 5  # the last column of a CNN's map covers a part of its stride
     assert map_shape(rows * columns, pixels) == shape
+
+
+def test_a_grid_that_does_not_divide_the_image_is_refused():
+    with pytest.raises(InputError, match=r"\(24, 36\) is not a multiple of patch_size 8"):
+        PatchGrid((24, 36), 8)
+    with pytest.raises(ValueError, match="225 is not a multiple of patch_size 16"):
+        PatchGrid(image_size=225)
 
 
 @pytest.mark.parametrize(
@@ -99,3 +120,19 @@ def test_a_function_sees_every_image_under_each_of_its_own_masks(chunk_size, fil
             torch.testing.assert_close(got[image, mask], expected, rtol=1e-4, atol=1e-4)
     assert sum(batches) == 12
     assert max(batches) == min(chunk_size, 12)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 5, 256])
+def test_by_size_all_masks_of_a_call_have_the_same_number_of_visible_patches(chunk_size):
+    images, keep = torch.randn(3, 3, 12, 12), torch.rand(3, 8, 9) < 0.5
+    weight, calls = torch.randn(9, 7), []
+
+    def function(seen, masks):
+        calls.append(masks.sum(-1).tolist())
+        return masks.float() @ weight * seen.mean((1, 2, 3))[:, None]
+
+    found = apply_in_chunks(function, images, keep, chunk_size, by_size=True)
+    torch.testing.assert_close(found, keep.float() @ weight * images.mean((1, 2, 3))[:, None, None])
+    assert all(len(set(sizes)) == 1 and len(sizes) <= chunk_size for sizes in calls)
+    if chunk_size == 256:
+        assert [sizes[0] for sizes in calls] == sorted(set(keep.sum(-1).flatten().tolist()))

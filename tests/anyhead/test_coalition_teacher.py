@@ -18,10 +18,13 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.functionals import score_functionals
 from explainers.posthoc import build
+from explainers.refinement.coalitions import region_coalitions
+from explainers.runtime.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.shapley import make_efficient
 
 GRID = PatchGrid(image_size=24, patch_size=8)
+CLASSES = torch.tensor([0, 2, 1, 1, 0])
 FITS = ["regions", "uniform", "mixed", "shapley"]
 UNWEIGHED = FITS[:3]
 EVERYTHING = frozenset(range(9))
@@ -98,6 +101,22 @@ def test_the_loss_is_that_of_loops(target, images, fit):
     torch.testing.assert_close(teacher.loss(vectors, rows), own)
 
 
+def test_mixed_coalitions_are_half_regions_and_half_single_patches(target, images):
+    keep = taught(CoalitionTeacher(target, GRID, pairs=5, fit="mixed"), images)["keep"]
+    index, seed = torch.arange(5), stream("coalitions", 0, 0)
+    assert torch.equal(keep[:, 3:], region_coalitions(index, GRID.shape, 2, seed))
+    sizes = keep[:, :3].sum(-1)
+    assert ((sizes > 0) & (sizes < GRID.num_patches)).all() and sizes.unique().numel() > 2
+
+
+def test_an_image_that_no_mask_changes_does_not_count():
+    errors, difference, head, v = torch.randn(3, 4, 6), torch.randn(3, 4, 6), torch.randn(5, 6), torch.randn(3, 6)
+    expected = coalition_loss(errors[:2], difference[:2], head, v[:2])
+    errors[2] = difference[2] = 0
+    torch.testing.assert_close(coalition_loss(errors, difference, head, v), expected)
+    assert coalition_loss(0 * errors, 0 * difference, head, v) == 0
+
+
 def embedding_of(target, image, patches, removal):
     """G (D,) of one normalised image of which only `patches` are left; mean and deviation of the pixels are 0.5."""
     if removal != "drop":
@@ -122,6 +141,33 @@ def test_rows_are_differences_of_embeddings_of_what_is_left_and_removals_take_tu
             removal = removals[m % len(removals)]
             pair = [embedding_of(target, image, each, removal) for each in (coalition, EVERYTHING - coalition)]
             torch.testing.assert_close(rows["difference"][i, m], pair[0] - pair[1], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_a_coalition_and_its_complement_have_in_common_cancels(target, images):
+    embed, teacher = target.embed, CoalitionTeacher(target, GRID, pairs=6)
+    before = teacher(batch_of(images))
+    assert (target.normalise(images) != 0).all()  # hidden pixels alone are 0
+
+    def rows_with(term):
+        """Of a model whose embedding has one more term, a function of the number of visible patches."""
+
+        def changed(normalised):
+            seen = nn.functional.max_pool2d(normalised.abs().amax(1), 8) > 0
+            return embed(normalised) + term(seen.float().sum((1, 2)))[:, None]
+
+        target.embed = changed
+        return teacher(batch_of(images))
+
+    for common in (lambda k: 2 + k * (9 - k), lambda k: (k - 4.5).abs()):
+        rows = rows_with(common)
+        torch.testing.assert_close(rows["difference"], before["difference"], rtol=1e-4, atol=1e-4)
+        added = common(torch.zeros(1))
+        assert added > 1
+        torch.testing.assert_close(rows["blank"], before["blank"] + added, rtol=1e-4, atol=1e-4)
+    grown = rows_with(lambda k: k)["difference"] - before["difference"]
+    expected = (2 * before["keep"].sum(-1) - 9).float()[..., None].expand(-1, -1, 24)
+    torch.testing.assert_close(grown, expected, rtol=1e-4, atol=1e-4)
 
 
 def rows_of(values, coalitions):
@@ -198,6 +244,12 @@ def test_coalitions_are_drawn_as_their_fit_needs_them(additive, images, fit):
         assert together(keep) == pytest.approx(by_chance, abs=0.03)
 
 
+def test_the_unit_is_the_spread_of_vectors_without_mean_whose_sums_are_the_differences(target):
+    vectors = 2 * torch.randn(40, 9, 24)
+    signs = torch.randint(2, (40, 50, 9)) * 2.0 - 1
+    assert CoalitionTeacher(target, GRID).unit({"difference": signs @ vectors}).item() == pytest.approx(2, rel=0.05)
+
+
 @torch.no_grad()
 def test_coalitions_of_a_ranking_are_the_most_important_patches_of_a_likely_class(target, images, monkeypatch):
     """Without noise, they are the top of the heatmap of the predicted class, or for every fourth of another one."""
@@ -217,3 +269,13 @@ def test_coalitions_of_a_ranking_are_the_most_important_patches_of_a_likely_clas
             others |= explained - {predicted} if m % 4 == 3 and predicted not in explained else set()
     assert others
     assert keep.sum(-1).unique().tolist() == list(range(1, 9))
+
+
+@torch.no_grad()
+def test_with_noise_the_coalitions_of_a_ranking_are_drawn_anew_every_epoch(target, images):
+    teacher = ranked(target, pairs=3)
+    first, again, *later = (teacher(batch_of(images), epoch)["keep"] for epoch in (0, 0, *range(1, 8)))
+    assert torch.equal(first, again)
+    assert (first != later[0]).any()
+    sizes = torch.cat([first, *later], 1).sum(-1)  # of every image, in 8 epochs
+    assert all(each.unique().tolist() == list(range(1, 9)) for each in sizes)

@@ -68,6 +68,21 @@ def test_a_head_that_is_not_linear_is_refused(kind):
         class_rows(NONLINEAR[kind], 24, torch.zeros(1))
 
 
+@pytest.mark.parametrize("projected", [False, True])
+def test_a_head_that_divides_by_the_length_has_directions(projected):
+    """They are its rows at embeddings of length 1, and all that a loss without lengths needs."""
+    weight, projection = torch.randn(5, 8 if projected else 24), torch.randn(8, 24) if projected else None
+    head = FixedHead(weight, projection, scale=3.0)
+    embedding = torch.randn(24)
+    length = (embedding if projection is None else projection @ embedding).norm()
+    found = class_rows(head, 24, embedding, directions=True)
+    torch.testing.assert_close(3 / length * found @ embedding, head(embedding), rtol=1e-4, atol=1e-5)
+    linear = FixedHead(weight, projection, normalise=False, scale=3.0)
+    torch.testing.assert_close(class_rows(linear, 24, embedding, directions=True), 3 * found, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError, match="linear head"):
+        class_rows(NONLINEAR["activation"], 24, embedding, directions=True)
+
+
 @pytest.mark.parametrize("temperature", [None, 0.5, 1.0, math.inf])
 def test_a_score_has_the_derivative_that_loops_and_autograd_find(temperature):
     head, embeddings = nn.Linear(24, 5), (3 * torch.randn(4, 24)).requires_grad_()
@@ -161,3 +176,27 @@ def test_predicted_and_other_are_the_most_likely_class_and_one_of_the_next(class
     order = [0, 1, *range(3, classes)][:likely]
     assert counts[order].sum() == 4000
     assert (counts[order] - 4000 / likely).abs().max() < 5 * (4000 / likely) ** 0.5
+
+
+def test_differences_are_of_two_classes_and_all_pairs_are_drawn_equally_often():
+    rows = torch.randn(5, 24)
+    pairs = [(i, j) for i in range(5) for j in range(5) if i != j]
+    found = draw(["difference"], rows, torch.arange(4000))[:, 0]
+    assert (found.norm(dim=-1) > 0.99).all()
+    counts = nearest(found, torch.stack([rows[i] - rows[j] for i, j in pairs])).bincount(minlength=20)
+    assert (counts - 200).abs().max() < 5 * 200**0.5
+
+
+@pytest.mark.parametrize("kind", ["mixture", "isotropic"])
+def test_mixtures_vary_like_the_rows_and_isotropic_ones_in_all_directions(kind):
+    """Of unit length both: so do the directions of normal ones."""
+    rows = torch.randn(5, 8) * torch.tensor([3.0, 1, 1, 1, 1, 1, 0.3, 0.1]) + 5
+    found = draw([kind], rows, torch.arange(30_000))[:, 0]
+    wanted = torch.randn(30_000, 8)
+    if kind == "mixture":
+        centred = rows - rows.mean(0)
+        values, axes = torch.linalg.eigh(centred.mT @ centred)
+        wanted = wanted * values.clamp(min=0).sqrt() @ axes.mT
+    wanted = F.normalize(wanted, dim=-1)
+    assert found.mean(0).abs().max() < 0.03
+    torch.testing.assert_close(found.mT @ found / 30_000, wanted.mT @ wanted / 30_000, rtol=0, atol=0.02)

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
 from refusals import check_refused
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 from toys import in_memory
@@ -15,6 +17,7 @@ from explainers.auditing.repair import (
     STRENGTHS,
     HeadEdit,
     Price,
+    Repair,
     choose_strength,
     draw_images,
     find_removal,
@@ -214,3 +217,13 @@ REFUSED = [
 @pytest.mark.parametrize(("told", "call"), REFUSED)
 def test_bad_marks_and_heads_are_refused(told, call, planted, request):
     check_refused(request, told, call)
+
+
+def test_timm_loads_a_repaired_head(tmp_path):
+    model = timm.create_model("test_vit", num_classes=3)
+    target = TargetModel(model)
+    edited = HeadEdit(target, [1]).apply(torch.eye(target.embed_dim) / 2)
+    found = Repair(edited, 1.0, (0,), (1,), (), (), target.backbone_identity())
+    model.get_classifier().load_state_dict(load_file(found.save(tmp_path / "head.safetensors")))
+    normalised = torch.rand(2, 3, 160, 160)
+    assert torch.allclose(model.eval()(normalised), edited(target.eval().embed(normalised)), atol=1e-5)

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from toys import SILENT
 
 from datamodules.images import Images
+from datamodules.loaders import Readable
 from explainers.errors import InputError
 
 
@@ -32,6 +33,12 @@ def loaders(corrupt, rank=0, world_size=1, size=23, **settings):
     data = partial(Holes, size, corrupt)
     images = Images(data, data, data, **{"batch_size": 4, "num_workers": 0} | settings)
     return as_rank(images, rank, world_size)
+
+
+def test_a_corrupt_image_is_replaced_by_the_next_readable_one():
+    samples = Readable(Holes(6, {0, 2, 3, 5}))
+    assert [samples[i]["index"] for i in range(6)] == [1, 1, 4, 4, 4, 1]
+    assert len(samples) == 6
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

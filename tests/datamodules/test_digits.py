@@ -20,12 +20,64 @@ def test_a_canvas_depends_on_its_split_index_and_seed_only():
     assert len({data.fingerprint()["image"] for data in (few, many, *others)}) == 6
 
 
+def test_a_sample_is_an_image_a_label_an_index_and_the_place_of_the_digit():
+    data = Digits("val", size=5, image_size=32)
+    assert len(data) == 5
+    assert {name: (value.dtype, value.shape) for name, value in data[4].items()} == {
+        "image": (torch.uint8, (3, 32, 32)),
+        "label": (torch.int64, ()),
+        "index": (torch.int64, ()),
+        "truth": (torch.bool, (32, 32)),
+    }
+    assert [data[i]["index"].item() for i in range(5)] == list(range(5))
+
+
 def test_no_handwritten_digit_is_in_two_splits():
     handwritten = {split: {stroke.tobytes() for stroke in Digits(split, size=0).strokes[False]} for split in SPLITS}
     assert {split: len(strokes) for split, strokes in handwritten.items()} == {"train": 1200, "val": 300, "test": 297}
     assert not handwritten["train"] & handwritten["test"]
     assert not handwritten["train"] & handwritten["val"]
     assert not handwritten["val"] & handwritten["test"]
+
+
+def blocks(sample, size):
+    """Blocks of pixels (3, rows, columns, size²), and which of them the box of the digit touches."""
+    image, truth = (sample[name].unfold(-2, size, size).unfold(-2, size, size) for name in ("image", "truth"))
+    return image.flatten(-2).float(), truth.flatten(-2).any(-1)
+
+
+def test_only_the_box_of_the_digit_differs_from_the_background():
+    """Without scraps of other digits, the background is spots of one colour each."""
+    boxes = set()
+    for sample in Digits(size=30, scraps=0):
+        rows, columns = (sample["truth"].any(side).nonzero().flatten() for side in (1, 0))
+        assert len(rows) == len(columns) == 24 and sample["truth"].sum() == 24 * 24
+        boxes.add((rows[0].item(), columns[0].item()))
+        spots, touched = blocks(sample, 8)
+        assert (spots.amax(-1) == spots.amin(-1)).all(0)[~touched].all()
+        assert sample["image"][:, sample["truth"]].float().std(1).min() > 10
+    assert all(len(set(places)) > 12 for places in zip(*boxes, strict=True))
+
+
+def test_scraps_of_other_digits_lie_outside_the_box_too():
+    with_scraps = 0
+    for sample in Digits(size=20):
+        spots, touched = blocks(sample, 8)
+        with_scraps += (spots.amax(-1) != spots.amin(-1)).any(0)[~touched].any().item()
+    assert with_scraps >= 15  # by chance, the digit covers them now and then
+
+
+def test_coloured_digits_lie_on_one_colour_each_and_textures_are_uneven_everywhere():
+    coloured, textured = (Digits(size=20, domain=domain, scraps=0) for domain in ("coloured", "textured"))
+    behind = [sample["image"][:, ~sample["truth"]] for data in (coloured, textured) for sample in data]
+    assert len({each.numpy().tobytes() for each in behind}) == 40
+    for sample, outside in zip(coloured, behind, strict=False):
+        assert (outside == outside[:, :1]).all()
+        strokes = sample["image"][:, sample["truth"]].int() - outside[:, :1].int()
+        assert (strokes.abs().amax(1) > 60).all()  # they show in every channel
+    for sample in textured:
+        found, touched = blocks(sample, 16)
+        assert (found.std(-1)[:, ~touched] > 5).all()
 
 
 def test_the_label_of_every_task_follows_from_the_digit():
@@ -57,3 +109,24 @@ def test_canvases_with_spots_are_what_they_always_were():
     colours = canvases[:3].double().mean((2, 3))  # of each channel of the first three, which are rounded
     torch.testing.assert_close(colours, torch.tensor(levels).double(), rtol=0, atol=0.01)
     assert canvases.double().mean().item() == pytest.approx(127.7452, abs=0.01)
+
+
+def test_plain_digits_are_white_on_black_and_inverted_ones_their_negative():
+    plain, inverted = Digits(size=20, domain="plain"), Digits(size=20, domain="inverted")
+    for one, other in zip(plain, inverted, strict=True):
+        assert ((255 - one["image"].int()) - other["image"].int()).abs().max() <= 1  # both are rounded
+        assert torch.equal(one["truth"], other["truth"]) and one["label"] == other["label"]
+        assert (one["image"] == one["image"][:1]).all()  # no colours
+        assert one["image"].median() == 0 and one["image"].max() > 200
+
+
+@pytest.mark.parametrize("without", [None, "coloured", "inverted"])
+def test_mixed_digits_look_like_those_of_four_domains_unless_one_is_left_out(without):
+    """By what lies behind them: black, white or another colour; and by the size of the box."""
+    looks = set()
+    for sample in Digits(size=60, domain="mixed", scraps=0, without=without):
+        colours = [tuple(pixel) for pixel in sample["image"][:, ~sample["truth"]].T.unique(dim=0).tolist()]
+        behind = {(0, 0, 0): "black", (255, 255, 255): "white"}.get(colours[0], "colour")
+        looks.add(("many" if len(colours) > 1 else behind, sample["truth"].sum().item()))
+    every = {("black", 576), ("white", 576), ("colour", 576), ("black", 256)}
+    assert looks == every - {("colour" if without == "coloured" else "white" if without else None, 576)}

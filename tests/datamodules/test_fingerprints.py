@@ -88,6 +88,12 @@ CHANGES = {
         "seed": (lambda _: 1, {"image", "label", "truth"}),
     },
 }
+# Names are in no sample, and whether a corrupt image is an error changes none
+WITHOUT_EFFECT = [
+    (image_files, {"classes": ["x", "y"]}),
+    (image_files, {"skip_corrupt": True}),
+    (image_arrays, {"classes": ["x", "y"]}),
+]
 
 
 def entries(dataset):
@@ -113,6 +119,21 @@ def test_an_argument_changes_the_entries_that_it_changes_in_the_samples(paths, b
     assert changed(entries(first), entries(second)) <= expected
 
 
+@pytest.mark.parametrize(("build", "settings"), WITHOUT_EFFECT)
+def test_an_argument_without_effect_changes_no_sample(paths, build, settings):
+    first, second = build(paths), build(paths, **settings)
+    assert first.fingerprint() == second.fingerprint()
+    assert entries(first) == entries(second)
+
+
+@pytest.mark.parametrize("build", CHANGES, ids=lambda build: build.__name__)
+def test_a_fingerprint_has_the_entries_of_a_sample_and_is_repeatable(paths, build):
+    dataset = build(paths)
+    assert dataset.fingerprint().keys() == dataset[0].keys() - {"index"}
+    assert dataset.fingerprint() == build(paths).fingerprint()
+    assert all(isinstance(value, str) for value in dataset.fingerprint().values())
+
+
 def test_one_edited_pixel_changes_the_image_though_size_and_time_are_what_they_were(paths):
     before, status = image_files(paths, truth=None).fingerprint(), paths[1].stat()
     time.sleep(0.05)  # the clock of a file system ticks every few milliseconds
@@ -133,6 +154,12 @@ def test_names_and_folders_of_files_do_not_count(paths, tmp_path):
     assert image_files(moved).fingerprint() == before
 
 
+def test_equal_samples_by_other_arguments_have_equal_fingerprints(paths):
+    half = image_files(paths[::2], labels=[0, 1], truth=Boxes(BOXES[::2]))
+    assert half.fingerprint() == image_files(paths, limit=2).fingerprint()
+    assert image_arrays(chosen=(0, 1)).fingerprint() != image_arrays(chosen=(1, 0)).fingerprint()
+
+
 def test_an_image_and_its_label_moved_to_another_class_change_both(tmp_path):
     for i in range(4):
         (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
@@ -143,6 +170,12 @@ def test_an_image_and_its_label_moved_to_another_class_change_both(tmp_path):
     assert changed(before, after) == {"label", "image"}
     (tmp_path / "b").rename(tmp_path / "c")  # the order stays
     assert image_folder(tmp_path, ImageTransform((8, 8))).fingerprint() == after
+
+
+def test_a_change_of_what_draws_the_digits_changes_their_images(monkeypatch):
+    before, own = digits().fingerprint(), Digits._background
+    monkeypatch.setattr(Digits, "_background", lambda *args: own(*args) * 0.99)
+    assert changed(before, digits().fingerprint()) == {"image"}
 
 
 def test_loaders_give_the_fingerprint_and_the_number_of_their_images(tmp_path, paths):

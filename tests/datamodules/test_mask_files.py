@@ -82,6 +82,15 @@ def test_masks_and_boxes_lie_where_the_transform_shows_the_photo(tmp_path, trans
     assert (seen < height * width) == (min(left, top) < -1e-9)
 
 
+def test_grey_edges_are_cut_where_the_values_of_the_object_say(tmp_path):
+    write_pair(tmp_path)
+    Image.fromarray(np.array([[0, 100, 127, 128, 200, 255]] * 4, dtype=np.uint8)).save(tmp_path / "masks" / "a.png")
+    found = masked_images(tmp_path, ImageTransform((60, 60)), mask_value="128-255")
+    assert found.fingerprint()["truth"] != masked_images(tmp_path, ImageTransform((60, 60))).fingerprint()["truth"]
+    truth = found[0]["truth"]
+    assert truth.any(0).nonzero()[0] == 30 and torch.equal(truth, truth[:1].expand(60, 60))
+
+
 def test_pairs_have_one_name_in_any_folder_and_what_is_alone_is_counted_and_named(tmp_path):
     for name in ("b", "deep/a", "deep/c"):
         write_pair(tmp_path, name)
@@ -94,6 +103,21 @@ def test_pairs_have_one_name_in_any_folder_and_what_is_alone_is_counted_and_name
     ]
     assert [dataset.path(i).name for i in range(len(dataset))] == ["a.bmp", "c.bmp"]
     assert dataset.classes == [] and dataset.labels.tolist() == [-1, -1]
+
+
+def test_a_limit_keeps_images_with_their_masks(tmp_path):
+    for i in range(5):
+        write_pair(tmp_path, str(i), box=(10 * i, 0, 10 * i + 20, 60))
+    dataset = masked_images(tmp_path, ImageTransform((40, 40), crop_pct=0.8, rounds=False), limit=2)
+    for i in range(2):
+        assert torch.equal(dataset[i]["image"][0] > 127, dataset[i]["truth"])
+    assert not torch.equal(dataset[0]["truth"], dataset[1]["truth"])
+
+
+def test_boxes_may_be_in_pixels_of_a_larger_image():
+    crop = Crop((30, 40), ImageTransform((30, 30)))
+    small, large = Boxes([[(10, 3, 20, 15)]]), Boxes([[(20, 6, 40, 30)]], [(60, 80)])
+    assert torch.equal(small.mask(0, crop), large.mask(0, crop)) and small.mask(0, crop).any()
 
 
 def test_a_fingerprint_changes_with_the_masks_alone(tmp_path):

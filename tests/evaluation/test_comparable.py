@@ -16,7 +16,8 @@ from explainers.errors import InputError
 from explainers.evaluation import Evaluation, EvaluationModule
 from explainers.masking import PatchGrid
 from explainers.posthoc.baselines import Chance
-from explainers.report.results import read_results
+from explainers.report.results import read_columns, read_results
+from explainers.report.tables import rows
 
 COUNTS = {
     "target": lambda target, grid: other_weights(target),
@@ -87,6 +88,14 @@ def test_the_precision_counts(target, grid, tmp_path):
         files.append(write(tmp_path / str(number), module, str(number)))
     with pytest.raises(InputError, match="they differ in precision: 32-true → bf16-mixed: measure both alike"):
         read_results(files)
+
+
+def test_another_k_is_another_column(make_target, grid, tmp_path):
+    target = make_target(num_classes=10)
+    settings = ({"agreement": ["iou"], "k": k} for k in (5, 3))
+    files = [write(tmp_path / f"{i}", evaluation(target, grid, **each), f"{i}") for i, each in enumerate(settings)]
+    table = rows(read_results(files), read_columns(files))
+    assert [[row[f"IoU@{k} ↑"] for k in (5, 3)] for row in table] == [["0.500", "–"], ["–", "0.500"]]
 
 
 def test_a_reference_of_one_name_and_other_settings_is_another(target, grid, tmp_path):

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from conftest import timm_model
 from refusals import check_refused
 
 from explainers import posthoc
 from explainers.likeness import Likeness, likeness, nearest, similar_to, vectors_of
+from explainers.masking import PatchGrid
 
 LINEAR = ["DecompX-PLUS", "InputXGradient", "IntegratedGradients"]
 
@@ -91,6 +93,19 @@ def test_similarity_to_an_image_is_the_gradient_of_the_cosine(target, grid, firs
     expected = explainer.explain(first, functional)
     found = similar_to(explainer, first, others[:, None], centre, length)
     torch.testing.assert_close(found[:, 0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_class_activation_explains_the_whole_similarity():
+    target = timm_model("test_resnet", as_target=True)
+    grid = PatchGrid(160, 32, differs=True)
+    images = torch.randint(0, 256, (4, 3, 160, 160), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    alike = likeness(posthoc.CAM(target, grid), images[:2], images[2:])
+    torch.testing.assert_close(alike.rest, torch.zeros(2, 2), rtol=0, atol=1e-5)
+    features = target.backbone.forward_features(target.normalise(images)).detach()
+    for z in range(25):
+        own, other = features[0, :, z // 5, z % 5], features[2].flatten(1)
+        cosines = own @ other / 25**2 / (features[0].mean((1, 2)).norm() * features[2].mean((1, 2)).norm())
+        torch.testing.assert_close(alike.pairs[0, z], cosines, rtol=1e-3, atol=1e-6)
 
 
 def test_the_strongest_pairs_are_the_largest_products_of_patches_that_are_not_taken(target, grid, first, second):

@@ -10,7 +10,7 @@ import torch
 
 from explainers.evaluation import Evaluation
 from explainers.evaluation.measurement import Measurement, list_columns
-from explainers.metrics.confidence import fade, road, road_masks
+from explainers.metrics.confidence import arcc, average_drop, fade, road, road_masks, unit_masks
 from explainers.models.imputation import impute
 from explainers.posthoc import GAE
 
@@ -64,6 +64,15 @@ def test_large_holes_are_filled_as_exactly():
     visible = torch.ones(1, 1, 96, 96, dtype=torch.bool)
     visible[..., 10:90, 12:92] = False
     torch.testing.assert_close(impute(plane, visible, noise=0), plane, atol=2e-3, rtol=0)
+
+
+def test_noise_is_added_to_hidden_pixels_alone_and_is_that_of_every_image():
+    images, visible = torch.zeros(2, 3, 64, 64), torch.rand(2, 1, 64, 64) < 0.5
+    found = impute(images, visible)
+    hidden = ~visible.expand_as(found)
+    assert found[hidden].std().item() == pytest.approx(0.01, rel=0.05) and not found[~hidden].any()
+    both = hidden[0] & hidden[1]
+    torch.testing.assert_close(found[0][both], found[1][both])
 
 
 @torch.no_grad()
@@ -122,6 +131,13 @@ def test_an_evaluation_has_the_numbers_of_loops(target, grid, images):
     assert list_columns(settings).keys() >= set(PROBES)
 
 
+def test_masks_of_road_hide_a_tenth_more_each_time():
+    scores = torch.tensor([[0.3, 0.9, 0.1, 0.5, 0.2, 0.0, 0.8, 0.6, 0.4, 0.7]])
+    keep = road_masks(scores, torch.tensor([0]))[0]
+    assert keep.sum(1).tolist() == [*range(9, 0, -1)] * 2
+    assert [mask.nonzero()[0].item() for mask in ~keep[[0, 9]]] == [1, 5]
+
+
 @pytest.mark.parametrize("patches", [16, 49])
 def test_heatmaps_that_know_nothing_score_0_however_many_patches_there_are(patches):
     """Of an output that falls by the same for each hidden patch, exactly; of one of other weights, on average."""
@@ -131,6 +147,16 @@ def test_heatmaps_that_know_nothing_score_0_however_many_patches_there_are(patch
         assert road(keep.mean(-1)).abs().max() < 1e-9
         of_images = road((keep * weights).sum(-1) / patches)
         assert abs(of_images.mean()) < 4 * of_images.std() / 20
+
+
+def test_a_perfect_mask_and_heatmaps_without_differences_have_known_numbers(grid):
+    assert not unit_masks(torch.full((2, 4, 4), 3.0), grid.size).any()
+    assert average_drop(torch.tensor([0.8, 0.5]), torch.tensor([0.2, 0.6])).tolist() == pytest.approx([0.75, 0])
+    half = torch.cat([torch.ones(1, 4, 2), torch.zeros(1, 4, 2)], 2)
+    perfect = torch.cat([torch.zeros(1, 9), torch.ones(1, 9)], 1)
+    assert arcc(half, half, perfect).item() == pytest.approx(3 / (1 + 2 + 1))
+    assert arcc(half, torch.zeros(1, 4, 4), perfect).item() == pytest.approx(3 / (2 + 2 + 1))
+    assert arcc(half, half, perfect.flip(1)).item() == 0 == pytest.approx(arcc(half, 1 - half, perfect).item())
 
 
 @pytest.mark.parametrize(("dtype", "white"), [(torch.uint8, 255), (torch.uint16, 65535)])

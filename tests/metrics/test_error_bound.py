@@ -30,6 +30,13 @@ def test_epsilon_bound_and_error_are_those_of_loops(spread):
     assert expected[1].isinf()[0, 0] and not expected[1].isinf().all()
 
 
+@pytest.mark.parametrize("seed", [0, 4])
+def test_no_attribution_is_further_off_than_its_bound(seed):
+    epsilon, bound, error = error_bound(*draws((5000,), spread=10 ** (seed / 2 - 2), seed=seed))
+    assert (error <= bound * (1 + 1e-5) + 1e-5).all()  # nearly all of it float32
+    assert (epsilon < 1).sum() > 500
+
+
 def test_the_metric_takes_the_means_over_the_patches_that_are_covered():
     predicted, exact = draws(spread=0.5)
     metric = ErrorBound()
@@ -39,3 +46,11 @@ def test_the_metric_takes_the_means_over_the_patches_that_are_covered():
     means = [sum(column) / len(covered) for column in zip(*covered, strict=True)]
     expected = dict(zip(("epsilon", "bound", "error"), means, strict=True)) | {"covered": len(covered) / 21}
     assert {name: value.item() for name, value in metric.compute().items()} == pytest.approx(expected, rel=1e-4)
+
+
+def test_where_no_patch_is_covered_there_are_no_means():
+    metric = ErrorBound()
+    metric.update(torch.zeros(4, 2), torch.full((4, 2), -torch.inf))
+    found = metric.compute()
+    assert found.pop("covered") == 0
+    assert all(value.isnan() for value in found.values())

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import references_localization as slow
 import torch
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import accuracy_score, average_precision_score, jaccard_score
 from torch.nn import functional as F
 
 from explainers.metrics.localization import (
@@ -10,8 +10,10 @@ from explainers.metrics.localization import (
     THRESHOLDS,
     BoxAccuracy,
     PointingGame,
+    Segmentation,
     average_precision,
     box_hits,
+    hits,
     segmentation,
 )
 from explainers.metrics.means import collect_scores, numbers
@@ -49,6 +51,13 @@ def mean_and_error(values):
     return np.mean(values), np.std(values, ddof=1) / len(values) ** 0.5
 
 
+def test_tied_peaks_share_the_hit(heatmaps, truth):
+    found = hits(heatmaps, truth)
+    assert found.tolist() == pytest.approx([slow.hit(*pair) for pair in zip(heatmaps, truth, strict=True)])
+    assert found[-1] == pytest.approx(truth[-1, 1::2, 1::2].float().mean())  # equal scores: the centres on the object
+    assert 0 < found[-1] < 1
+
+
 def test_images_without_an_object_do_not_count():
     heatmaps = torch.stack([peak_at(1, 3, 4), peak_at(3, 1, 4), peak_at(0, 0, 4), peak_at(2, 2, 4)])
     truth = torch.zeros(4, 32, 32, dtype=torch.bool)
@@ -73,6 +82,15 @@ def test_average_precision_is_that_of_all_pixels(heatmaps, truth):
     assert len(set(found)) == 6
 
 
+def test_images_may_be_oblong():
+    heatmap, truth = torch.randn(1, 2, 2), torch.rand(1, 4, 10) < 0.4
+    expected = slow.average_precision(slow.nearest(heatmap[0], 4, 10), truth.flatten().tolist())
+    assert average_precision(heatmap, truth).item() == pytest.approx(expected, abs=1e-12)
+    truth[:] = False
+    truth[0, 1, 7] = True  # the centre of the upper right patch
+    assert hits(torch.tensor([[[0, 1], [0, 0]]]), truth).item() == 1
+
+
 def test_segmentation_is_that_of_the_released_code_pixel_by_pixel(heatmaps, truth):
     found = torch.stack(segmentation(heatmaps, truth), 1)
     for (intersection, union, precision), heatmap, mask in zip(found.tolist(), heatmaps, truth, strict=True):
@@ -80,6 +98,28 @@ def test_segmentation_is_that_of_the_released_code_pixel_by_pixel(heatmaps, trut
         assert (intersection * 128, union * 128) == pytest.approx(areas)
         assert 1 + intersection - union == pytest.approx(correct / 128)
         assert precision == pytest.approx(expected, abs=1e-12)
+
+
+def test_segmentation_agrees_with_scikit_learn_where_weights_of_interpolation_are_inexact():
+    heatmaps = torch.cat([torch.randn(1, 5, 5), 0.3 * torch.randint(-1, 2, (1, 5, 5))])
+    truth = torch.rand(2, 70, 70) < 0.3
+    metric = Segmentation()
+    metric.update(heatmaps, truth)
+    pixels = F.interpolate(heatmaps[:, None].double(), 70, mode="bilinear")
+    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
+    res = ((pixels - low) / (high - low)).round(decimals=9)
+    labels, predicted = truth.flatten(), (res > res.mean((2, 3), keepdim=True)).flatten()
+    planes = torch.cat([1 - res, res], 1).round(decimals=9).flatten(1)
+    classes = torch.stack([~truth, truth], 1).flatten(1)
+    expected = {
+        "pixel_accuracy": accuracy_score(labels, predicted),
+        "mean_iou": jaccard_score(labels, predicted, average="macro"),
+        "mean_average_precision": np.mean(
+            [average_precision_score(*pair) for pair in zip(classes, planes, strict=True)]
+        ),
+    }
+    found = metric.compute()
+    assert {name: found[name].item() for name in expected} == pytest.approx(expected, abs=1e-7)
 
 
 def test_equal_scores_segment_nothing():
@@ -164,3 +204,10 @@ def test_the_accuracy_is_that_of_the_best_threshold():
     assert metric.scores("box_accuracy")["box_accuracy"].tolist() == pytest.approx([1, 1, 0, torch.nan], nan_ok=True)
     means = box_hits(heatmaps, truth).mean(0)
     assert means.max() == pytest.approx(2 / 3) and means.min() == 0 and len(means) == len(THRESHOLDS)
+
+
+def test_equal_scores_are_the_whole_image():
+    truth = torch.zeros(2, 28, 28, dtype=torch.bool)
+    truth[0, :20] = True
+    truth[1, :5] = True
+    assert located(torch.full((2, 7, 7), 0.3), truth, ["box_accuracy"])["box_accuracy"] == 0.5

@@ -12,6 +12,7 @@ from explainers.metrics.agreement import (
     RootMeanSquaredError,
     TopOverlap,
 )
+from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import CURVES, QUANTITIES
 from explainers.metrics.error_bound import ErrorBound
 from explainers.metrics.localization import AveragePrecision, BoxAccuracy, PointingGame, Segmentation
@@ -72,6 +73,20 @@ def test_numbers_have_standard_deviations_of_images_beside_the_errors_of_means()
     assert found["given_sd"] == pytest.approx(found["given_error"] * 2)  # the root of 4 known images
     assert found["pixel_accuracy_sd"] == pytest.approx(found["pixel_accuracy_error"] * math.sqrt(5))
     assert "mean_iou_error" in found and "mean_iou_sd" not in found
+
+
+def test_accuracy_counts_labelled_images_alone():
+    predicted, metric, unlabelled = torch.tensor([0, 1, 2, 0, 1, 2]), Accuracy(), Accuracy()
+    metric.update(predicted, torch.tensor([0, 1, 1, -1, -1, 2]))
+    unlabelled.update(predicted, torch.full((6,), -1))
+    assert metric.compute().item() == pytest.approx(3 / 4) and unlabelled.compute().isnan()
+
+
+def test_costs_have_the_largest_memory_and_passes_of_no_image_are_none():
+    cost = Cost()
+    for memory in (0.5, 2.0, 1.0):
+        cost.update(images=4, seconds=0.5, memory=memory)
+    assert cost.compute() == {"images_per_second": 8, "peak_memory": 2} and Passes().compute() == 0
 
 
 HEATMAPS, LABELS = torch.randn(2, 5, 4, 4), torch.tensor([0, -1, 1, 4, -1])

@@ -3,7 +3,7 @@ import references_pairs as slow
 import torch
 from scipy.stats import binomtest, ttest_1samp, ttest_rel
 
-from explainers.metrics.pairs import paired_differences
+from explainers.metrics.pairs import holm, paired_differences
 
 
 @pytest.fixture
@@ -64,3 +64,8 @@ def test_without_two_shared_images_there_is_no_difference():
         assert values[0, 1].isnan() and values[2, 1].isnan()
     assert found.mean[2, 0] == 1.5 and found.corrected[2, 0] == found.p[2, 0]  # the only pair
     assert paired_differences(torch.randn(5, 1).double().expand(5, 2)).p[0, 1] == 1  # equal explainers
+
+
+@pytest.mark.parametrize("p", [[0.01, 0.04, 0.03, 0.005], []])
+def test_holm_is_that_of_loops(p):
+    assert holm(torch.tensor(p).double()).tolist() == pytest.approx(slow.holm(p))

@@ -9,10 +9,11 @@ from commands import ROOT
 from omegaconf import OmegaConf
 
 from explainers.masking import PatchGrid, masked_forward
-from explainers.metrics.curves import CURVES, QUANTITIES
+from explainers.metrics.curves import CURVES, QUANTITIES, find_needed_sides
 from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 
 GRID = PatchGrid(image_size=16, patch_size=4)  # 16 patches
+BLACK = torch.tensor([-2.0, -1.5, -1.0])[:, None, None]
 LABELS = torch.tensor([0, 3, 1, 4, 2])
 
 
@@ -50,6 +51,23 @@ def close(found, expected, **settings):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, **settings)
 
 
+@pytest.mark.parametrize("levels", [2, 7])  # 16 patches, so that 7 levels do not fall on whole patches
+def test_curves_areas_and_errors_are_the_papers(predict, pictures, logits, scores, levels):
+    metric = PerturbationCurves(GRID.num_patches, ("fidelity_plus", "fidelity_minus"), levels)
+    metric.update(sweep(logits, pictures, scores, LABELS, levels, BLACK))
+    found = metric.compute()
+    curves = np.array(
+        [references.fidelity_curves(predict, pictures[i], scores[i], LABELS[i], 4, levels, BLACK) for i in range(5)]
+    )  # (5, 2, levels)
+    for side, name in enumerate(("fidelity_plus", "fidelity_minus")):
+        areas = [references.area(curve, 16) for curve in curves[:, side]]
+        np.testing.assert_allclose(found[f"{name}_curve"], curves[:, side].mean(0), atol=1e-6)
+        np.testing.assert_allclose(found[name], np.mean(areas), atol=1e-6)
+        np.testing.assert_allclose(found[f"{name}_error"], np.std(areas, ddof=1) / 5**0.5, atol=1e-6)
+    assert found["images"] == 5
+    np.testing.assert_allclose(found["sparsity"], [references.level_size(16, levels, i) / 16 for i in range(levels)])
+
+
 def test_equal_scores_are_in_a_random_order_of_the_image_alone():
     order = importance_order(torch.zeros(400, 3), torch.arange(400))
     counts = torch.nn.functional.one_hot(order[:, 0]).sum(0)
@@ -57,6 +75,26 @@ def test_equal_scores_are_in_a_random_order_of_the_image_alone():
     assert order.sort(-1).values.eq(torch.arange(3)).all()
     alone = importance_order(torch.zeros(1, 3), torch.tensor([7]))
     assert torch.equal(alone[0], order[7])
+
+
+def test_of_unequal_scores_only_the_equal_ones_are_shuffled():
+    scores = torch.tensor([[0.2, 0.9, 0.2, -1.0, 0.9, 0.2]]).expand(50, -1)
+    order = importance_order(scores, torch.arange(50))
+    assert torch.equal(scores.gather(1, order), scores.sort(descending=True).values)
+    assert len({tuple(row) for row in order.tolist()}) > 6  # of 12
+
+
+def test_known_ends_are_not_computed_again(logits, pictures, scores):
+    seen, levels = [], 9
+
+    def counted(images):
+        seen.append(len(images))
+        return logits(images)
+
+    ends = torch.stack([logits(pictures), logits(torch.zeros_like(pictures))], 1)
+    known = sweep(counted, pictures, scores, LABELS, levels, ends=ends)
+    assert sum(seen) == 5 * (2 * levels - 4)
+    close(known, sweep(logits, pictures, scores, LABELS, levels), equal_nan=True)
 
 
 def slow_outputs(logits, image, scores, label, levels, known):
@@ -127,6 +165,29 @@ def test_every_curve_is_its_definition_in_words(logits, pictures, scores, empty)
         assert found[f"{name}_error"].item() == pytest.approx(numbers.std(ddof=1) / len(numbers) ** 0.5, abs=1e-6)
         assert found[f"{name}_curve"].shape == (levels,)
     assert found["images"] == 5
+
+
+@pytest.mark.parametrize("curves", [["aopc", "deletion_accuracy"], ["insertion"], ["relevance_gain"]])
+def test_a_side_that_no_curve_needs_is_not_computed(logits, pictures, scores, curves):
+    seen = []
+
+    def counted(images):
+        seen.append(len(images))
+        return logits(images)
+
+    found, whole = PerturbationCurves(16, curves, 6), PerturbationCurves(16, curves, 6)
+    sides = find_needed_sides(curves)
+    found.update(sweep(counted, pictures, scores, LABELS, 6, labels=LABELS, sides=sides))
+    whole.update(sweep(logits, pictures, scores, LABELS, 6, labels=LABELS))
+    assert sum(seen) == 5 * (2 + 4 * sum(sides))
+    for name, value in whole.compute().items():
+        close(found.compute()[name], value)
+
+
+def test_accuracies_of_images_without_labels_are_left_out(logits, pictures, scores):
+    metric = PerturbationCurves(16, ["deletion", "deletion_accuracy"], 4)
+    metric.update(sweep(logits, pictures, scores, LABELS, 4))
+    assert metric.compute().keys() == {"images", "sparsity", "deletion", "deletion_curve", "deletion_error"}
 
 
 def test_of_equal_logits_the_first_are_the_highest_and_a_label_of_no_class_is_never_correct():

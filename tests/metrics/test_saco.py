@@ -29,6 +29,17 @@ def test_groups_and_coefficient_are_those_of_loops(num_patches, groups):
         assert found[image].item() == pytest.approx(value, abs=1e-9)
 
 
+def test_worth_in_the_order_of_salience_has_1_and_in_the_opposite_order_minus_1():
+    worth = torch.rand(3, 49).double()
+    torch.testing.assert_close(measured(worth, worth, 10), torch.ones(3).double())
+    torch.testing.assert_close(measured(-worth, worth, 10), -torch.ones(3).double())
+
+
+def test_offset_and_unit_of_the_heatmap_do_not_count():
+    scores, worth = torch.randn(4, 49).double(), torch.rand(4, 49)
+    torch.testing.assert_close(measured(3 * scores - 50, worth, 10), measured(scores, worth, 10))
+
+
 def test_random_heatmaps_have_0_on_average_with_leftover_patches_too():
     num_patches = 16  # no multiple of the number of groups
     values = measured(torch.rand(3000, num_patches), torch.randn(3000, num_patches).exp(), 10)

@@ -6,6 +6,7 @@ from scipy.stats import spearmanr
 from torch import nn
 from toys import equal, state
 
+from explainers.metrics.means import MeanOfValues
 from explainers.metrics.sanity import add_noise, max_sensitivity, random_weights, randomisation, replace_weights
 from explainers.posthoc import InputXGradient
 from explainers.saved.identity import weights_hash
@@ -17,6 +18,17 @@ def explain(images, classes):
     """Something nonlinear that depends on the class, (B, 4, 4)."""
     means = images.float().unflatten(-1, (4, 8)).unflatten(-3, (4, 8)).mean((1, 3, 5))
     return (means / 20 + classes[:, None, None]).sin()
+
+
+@pytest.mark.parametrize("radius", [0.02, 0.3])
+def test_noise_is_uniform_within_its_radius_and_different_for_every_value(radius):
+    grey = torch.full((5, 3, 32, 32), 127, dtype=torch.uint8)
+    noise = add_noise(grey, INDEX, 0, radius).double() - 127
+    assert noise.abs().max() == round(255 * radius)
+    assert noise.mean().abs() < 5 * 255 * radius / 3**0.5 / noise.numel() ** 0.5
+    assert noise.std().item() == pytest.approx(255 * radius / 3**0.5, rel=0.03)
+    assert torch.corrcoef(noise.flatten(1)).triu(1).abs().max() < 0.1
+    assert (noise[0] != noise[0, 0, 0, 0]).double().mean() > 0.8
 
 
 def test_noise_depends_on_the_image_and_the_draw_alone_and_stays_in_the_range_of_pixels(images):
@@ -36,6 +48,16 @@ def test_max_sensitivity_is_that_of_loops(images):
         references_faithfulness.max_sensitivity(explain, images[i], classes[i], noisy[i], heatmaps[i]) for i in range(5)
     ]
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_metric_leaves_out_heatmaps_of_zeros(images):
+    heatmaps = torch.ones(5, 4, 4)
+    heatmaps[1] = 0
+    values = max_sensitivity(lambda images, classes: torch.full((5, 4, 4), 1.5), images, INDEX, INDEX, heatmaps, 1)
+    assert values.isnan().tolist() == [False, True, False, False, False]
+    metric = MeanOfValues()
+    metric.update(values)
+    assert metric.compute().item() == pytest.approx(0.5)
 
 
 def test_drawn_weights_have_the_mean_and_spread_of_the_trained_ones_and_nothing_else():

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from explainers.errors import InputError
 from explainers.models import TargetModel, as_target
-from explainers.models.fetching import create_model, load_target, save_target, timm_model
+from explainers.models.fetching import create_model, load_target, pretrained_file, save_target, timm_model
 from explainers.models.heads import ProjectedHead, load_head
 from explainers.models.names import class_index, class_names, read_names, readable_names
 
@@ -42,12 +42,37 @@ def test_a_file_decides_the_number_of_classes(suffix, classes, tmp_path):
     assert same(loaded, own) and loaded.num_classes == classes and not loaded.training
 
 
+@pytest.mark.slow
+def test_a_name_without_a_tag_has_the_normalisation_of_timms_default(tmp_path):
+    save_file(model("vit_tiny_patch16_224").state_dict(), tmp_path / "weights.safetensors")
+    target = TargetModel(timm_model("vit_tiny_patch16_224", tmp_path / "weights.safetensors"))
+    assert target.mean.unique().tolist() == target.std.unique().tolist() == [0.5]
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_weights_in_the_cache_need_no_connection(file, tmp_path):
     own = model()
     cache_weights(own.state_dict(), tmp_path / "hub", NAME, file)
     assert same(timm_model(NAME), own)
     assert same(create_model(NAME, pretrained=True), own)
+
+
+def test_weights_that_timm_names_by_an_address_are_looked_up_in_torchs_cache(tmp_path):
+    file = timm.models.get_pretrained_cfg("gcvit_xxtiny").url.rpartition("/")[2]
+    (tmp_path / "torch/checkpoints").mkdir(parents=True)
+    (tmp_path / "torch/checkpoints" / file).touch()
+    assert pretrained_file("gcvit_xxtiny") == tmp_path / "torch/checkpoints" / file
+
+
+def test_a_download_is_announced(tmp_path, monkeypatch, capsys):
+    save_file(model().state_dict(), tmp_path / "downloaded.safetensors")
+    size = type("Metadata", (), {"size": 1_500_000})
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda address: size)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *of: str(tmp_path / "downloaded.safetensors"))
+    timm_model(NAME)
+    assert capsys.readouterr().err == (
+        "downloading the weights of test_vit2 (1.5 MB) from huggingface.co/timm/test_vit2.r160_in1k\n"
+    )
 
 
 def given(tmp_path, content):
@@ -154,6 +179,12 @@ def test_a_linear_head_of_a_timm_model_is_saved_and_no_other(make_model, images,
     for other in (TargetModel(target, ProjectedHead(torch.eye(24))), as_target(net, mean=0.5, std=0.5, image_size=32)):
         with pytest.raises(InputError, match="^expected a model of timm with a linear head to write to"):
             save_target(other, file)
+
+
+def test_weights_of_another_pooling_say_so(tmp_path):
+    save_file(timm.create_model("test_vit", global_pool="avg").state_dict(), tmp_path / "weights.safetensors")
+    with pytest.raises(InputError, match=r"lacks norm.weight, norm.bias \(weights with fc_norm belong to .*'avg'"):
+        timm_model("test_vit", tmp_path / "weights.safetensors")
 
 
 NAMES = (

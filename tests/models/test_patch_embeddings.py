@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from explainers.vectors.fixed_head import patch_means
+
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 SIGLIP = "vit_base_patch16_siglip_224"
 
@@ -51,3 +53,27 @@ def test_embeddings_of_image_and_patches_follow_from_the_last_layer_in_one_pass(
     for found, wanted in zip((embeddings, patches), expected(target.backbone, seen), strict=True):
         torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(embeddings, target.embed(normalised))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("deit_tiny_distilled_patch16_224", {}), ("test_convnext", {}), ("test_efficientnet", {"num_classes": 3})],
+)
+def test_models_whose_patches_go_another_way_than_their_images_are_refused(make_target, images, name, arguments):
+    target = make_target(name, **arguments)
+    if name == "test_efficientnet":  # as MobileNetV3, with layers between the pooling and the classifier
+        target.embed_dim += 1
+    with pytest.raises(ValueError, match=f"expected a model that can embed single patches like images, got {name}"):
+        target.embed_with_patches(target.normalise(images))
+
+
+@pytest.mark.parametrize(("shape", "size"), [((2, 2), 2), ((2, 3), 2), ((3, 2), 3), ((4, 4), 1), ((1, 1), 3)])
+def test_a_coarser_patch_is_the_mean_of_its_parts(shape, size):
+    rows, columns = shape
+    patches = torch.randn(2, rows * columns * size**2, 3)
+    means = patch_means(patches, shape)
+    assert means.shape == (2, rows * columns, 3)
+    for patch in range(rows * columns):
+        row, column = divmod(patch, columns)
+        parts = [(row * size + r) * columns * size + column * size + c for r in range(size) for c in range(size)]
+        torch.testing.assert_close(means[:, patch], sum(patches[:, part] for part in parts) / len(parts))

@@ -8,7 +8,7 @@ from references import only
 from timm.models.eva import Eva
 
 from explainers.errors import InputError
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, mask_pixels
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal, embed_visible, masked_outputs
 
@@ -89,8 +89,9 @@ def test_hidden_tokens_leave_and_the_others_keep_their_positions(target, normali
             torch.testing.assert_close(found[image, mask], expected, rtol=1e-4, atol=1e-4)
     zero = masked_outputs(target, lambda embeddings: embeddings, normalised, keep, grid)
     assert (found - zero).abs().amax(-1).min() > 1e-3
-    chunked = masked_outputs(target, lambda x: x, normalised, keep, grid, "drop", chunk_size=3)
-    torch.testing.assert_close(chunked, found, rtol=1e-4, atol=1e-4)
+    for chunk_size in (1, 3):
+        chunked = masked_outputs(target, lambda x: x, normalised, keep, grid, "drop", chunk_size)
+        torch.testing.assert_close(chunked, found, rtol=1e-4, atol=1e-4)
     alone = masked_outputs(target, lambda x: x, normalised[1:2], keep[1:2], grid, "drop")
     torch.testing.assert_close(alone, found[1:2], rtol=1e-4, atol=1e-4)
 
@@ -159,6 +160,14 @@ def test_models_whose_tokens_cannot_leave_are_refused(name, arguments, reason):
     with pytest.raises(InputError, match=f"expected a ViT .*got {name}, {reason}: take removal=zero or removal=black"):
         masked_outputs(target, target.classify, images, keep, PatchGrid(32, 8), "drop")
     check_removal(target, "black")
+
+
+@torch.no_grad()
+def test_hidden_pixels_do_not_leak():
+    target = timm_model("test_vit", as_target=True)
+    keep, images = torch.arange(16)[None] % 2 == 0, torch.randn(2, 1, 3, 32, 32)
+    shown = mask_pixels(images[0], keep, target.grid, 0) + mask_pixels(images[1], ~keep, target.grid, 0)
+    torch.testing.assert_close(embed_visible(target, images[0], keep), embed_visible(target, shown, keep))
 
 
 @torch.no_grad()

@@ -13,7 +13,8 @@ from explainers.errors import InputError
 from explainers.likeness import vectors_of
 from explainers.models import TargetModel, as_target
 from explainers.models.functionals import head_functionals
-from explainers.models.heads import NoHead, ProjectedHead
+from explainers.models.heads import NoHead, ProjectedHead, TextProjection
+from explainers.models.plain import PlainBackbone
 
 STATED = {"mean": 0.5, "std": 0.5, "image_size": 32}
 CLASSES = torch.tensor([3, 0])
@@ -96,6 +97,7 @@ EMBEDDINGS = {
     "plain": Embeds,
     "of a ViT": lambda: timm_net(lambda e, _: F.normalize(e)),
     "projected": lambda: timm_net(lambda e, project: F.normalize(project(e), dim=-1)),
+    "of an MLP": lambda: timm_net(lambda e, project: F.normalize(project(e).tanh(), dim=-1)),
 }
 
 
@@ -124,6 +126,15 @@ def test_rows_of_length_1_are_embeddings_which_are_compared_as_the_model_does(ki
         assert kind == "of a ViT" or as_target(net, **STATED, **settings).num_classes == own.shape[1]
 
 
+def test_image_towers_are_compared_after_their_projection(nothing_shipped):
+    target = TargetModel(timm_model(num_classes=0), TextProjection(PROJECTION)).eval()
+    found = explainers.compare(*PHOTOS, target)
+    with torch.no_grad():
+        own, other = (target.embed(target.normalise(seen[None])) @ PROJECTION.mT for seen in (found.image, found.other))
+    assert found.similarity == pytest.approx(F.cosine_similarity(own, other).item(), abs=1e-5)
+    assert found.pairs.sum().item() == pytest.approx(found.similarity, abs=1e-4)
+
+
 def test_vectors_after_a_projection_are_its_products_over_the_length(images):
     vit = timm_model(num_classes=0)
     found = as_target(Net(vit, lambda e, project: F.normalize(project(e), dim=-1)), **STATED)
@@ -133,3 +144,29 @@ def test_vectors_after_a_projection_are_its_products_over_the_length(images):
     vectors, embeddings = vectors_of(posthoc.build("DecompX-PLUS", found, found.grid), images[:2])
     torch.testing.assert_close(vectors, c @ PROJECTION.mT / size[..., None], rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(embeddings, e @ PROJECTION.mT / size, rtol=1e-3, atol=1e-5)
+
+
+NO_LOGITS = {
+    "percent": (lambda y: 100 * y.softmax(-1), "expected logits of Sequential, got probabilities, which sum to 100"),
+    "sigmoid in another shape": (lambda y: y.sigmoid()[..., None].squeeze(-1), "got probabilities of a sigmoid"),
+    "tanh": (lambda y: y.tanh(), "got values of a tanh: give score=value"),
+}
+
+
+class Last(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize("kind", NO_LOGITS)
+def test_outputs_that_are_no_logits_are_refused_unless_they_are_values(kind):
+    function, told = NO_LOGITS[kind]
+    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    net = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), *pooled, Last(function))
+    with pytest.raises(InputError, match=told):
+        as_target(net, **STATED)
+    assert isinstance(as_target(net, **STATED, score="value").backbone, PlainBackbone)

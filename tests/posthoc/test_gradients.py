@@ -5,9 +5,9 @@ import references_propagation as references
 import torch
 from toys import assert_same
 
-from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient
+from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.layerwise import PLUS
-from explainers.posthoc.propagation import libra
+from explainers.posthoc.propagation import DecompX, libra
 
 frozen_full_grad = libra(FullGrad)
 LABELS = torch.tensor([3, 0])
@@ -57,3 +57,32 @@ def test_fullgrad_plus_counts_each_bias_once(target, grid, images, first, frozen
     assert_same(heatmaps, expected)
     several = first < len(target.backbone.blocks) - 1
     assert torch.allclose(heatmaps.double(), torch.stack(naive), atol=1e-3 * heatmaps.abs().max()) != several
+
+
+def test_a_network_without_biases_has_the_fullgrad_of_its_input(make_target, grid, images):
+    size = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    target = make_target("aimv2_large_patch14_224", **size)
+    for of, plain in ((FullGrad, InputXGradient), (frozen_full_grad, DecompX)):
+        method = PLUS(target, grid, of)
+        expected = PLUS(target, grid, plain)(images, LABELS)
+        torch.testing.assert_close(method(images, LABELS), expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+def test_biases_of_relative_positions_belong_to_no_token(make_target, grid, images):
+    """They change attention weights only, which are constants under the rules `FROZEN`."""
+    target = make_target("vit_relpos_small_patch16_224")
+    heatmaps = PLUS(target, grid, frozen_full_grad)(images, LABELS)
+    assert heatmaps.shape == (2, 4, 4) and heatmaps.isfinite().all() and heatmaps.abs().max() > 0
+
+
+def test_the_sum_of_a_gradient_over_channels_is_zero_behind_layer_norm(target, make_target, grid, images):
+    """SkipPLUS, Section E.1, has this sum. RMSNorm does not subtract a mean."""
+    sums = TokenGradient(target, grid, channels="sum")(images, LABELS)
+    assert sums.abs().max() < 1e-10 * TokenGradient(target, grid)(images, LABELS).abs().max()
+    size = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    other, tokens = references.in_double(make_target("aimv2_large_patch14_224", **size)), []
+    other.backbone.blocks[0].register_forward_pre_hook(lambda module, args: tokens.append(args[0]))
+    score = other.embed(other.normalise(images[:1])) @ references.of_class(other, 3).double()
+    expected = torch.autograd.grad(score, tokens)[0].sum(-1).reshape(1, 4, 4)
+    assert_same(TokenGradient(other, grid, channels="sum")(images[:1], LABELS[:1]), expected)
+    assert expected.abs().max() > 0

@@ -19,7 +19,7 @@ from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiR
 from explainers.posthoc.gradients import AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, ResLRP
-from explainers.posthoc.white_box import Output, class_functionals
+from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
 FORMULAS = {
@@ -124,6 +124,24 @@ def test_functionals_of_outputs_are_rows_of_the_head_and_their_contrasts(make_mo
             torch.testing.assert_close(found[output][i] / scale, functional / scale, rtol=1e-3, atol=1e-4)
 
 
+def test_the_log_odds_of_a_single_logit_are_the_logit(make_model):
+    """Its head has the two logits ∓ z / 2."""
+    target, embeddings = TargetModel(make_model(num_classes=1), score="sigmoid").eval(), torch.randn(2, 24)
+    of_half = class_functionals(target, embeddings, torch.tensor([1, 0]))
+    assert of_half.abs().max() > 0
+    torch.testing.assert_close(class_functionals(target, embeddings, torch.tensor([1, 0]), "log_odds"), 2 * of_half)
+
+
+@pytest.mark.parametrize("method", [GradCAM, DecompX, ResLRP])
+def test_plus_sums_feature_maps_of_a_swin_on_one_grid(make_target, grid, images, method):
+    """The layers have 8 × 8, 8 × 8 and 4 × 4 positions, and the grid 4 × 4 patches."""
+    target = references.in_double(make_target("swin_tiny_patch4_window7_224", **SWIN))
+    of_inputs = {"tokens": "input", "relu": False} if issubclass(method, GradCAM) else {}
+    single = sum(method(target, grid, layer=layer, **of_inputs)(images, LABELS) for layer in range(3))
+    assert_same(PLUS(target, grid, method)(images, LABELS), single)
+    assert single.abs().max() > 0
+
+
 def test_the_map_of_a_swin_is_where_its_features_are(make_target, grid, images):
     """Input × Gradient of the first layer, by hand; four positions make one patch."""
     target = references.in_double(make_target("swin_tiny_patch4_window7_224", **SWIN))
@@ -137,3 +155,17 @@ def test_the_map_of_a_swin_is_where_its_features_are(make_target, grid, images):
         for column in range(8):
             expected[:, row // 2, column // 2] += scores[:, row, column]
     assert_same(InputXGradient(target, grid, layer=0)(images, LABELS), expected)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (2, 2), (5, 5), (6, 3)])
+def test_scores_on_another_grid_keep_their_sum_and_place(shape):
+    """A ViT with 16 × 16 tokens can be explained on 14 × 14 patches."""
+    scores = torch.randn(2, 3, *shape)
+    resampled = sum_on_grid(scores, (4, 4))
+    assert resampled.shape == (2, 3, 4, 4) and sum_on_grid(scores, (2, 3)).shape == (2, 3, 2, 3)
+    torch.testing.assert_close(resampled.sum((-2, -1)), scores.sum((-2, -1)))
+    corner = torch.zeros(*shape)
+    corner[0, -1] = 1
+    assert sum_on_grid(corner, (2, 3)).max() == sum_on_grid(corner, (2, 3))[0, -1] > 0
+    if shape == (8, 8):
+        torch.testing.assert_close(resampled, 4 * F.avg_pool2d(scores, 2))

@@ -104,6 +104,12 @@ def test_images_are_read_beside_a_cache_without_pixels(tmp_path, target, grid, m
     assert (tmp_path / "pictures" / "heatmaps.png").exists()
 
 
+def test_batches_of_unknown_images_are_passed_over(tmp_path):
+    loader = DataLoader([{"index": index} for index in range(4)], batch_size=2)
+    Trainer(max_epochs=1, callbacks=[Heatmaps(str(tmp_path / "pictures"))], **QUIET).fit(Slow(), loader, loader)
+    assert not (tmp_path / "pictures").exists()
+
+
 def test_speed_counts_neither_the_warm_up_nor_the_images_in_it(monkeypatch):
     """Ten batches of 4 images take 50 ms each, after a first one of 2 s."""
     clock = [0.0]

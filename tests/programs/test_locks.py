@@ -50,6 +50,14 @@ def test_a_second_command_names_the_process_that_has_the_folder(held, monkeypatc
     assert "elsewhere" not in str(raised.value)
 
 
+def test_a_killed_process_leaves_no_lock(held):
+    folder, process = held
+    assert not free(folder)
+    process.kill()
+    process.join()
+    assert free(folder) and free(folder)
+
+
 def test_processes_that_the_holder_starts_work_under_its_lock_and_do_not_end_it(tmp_path):
     with lock_folder(tmp_path):
         child = fork(hold, tmp_path, 0.0)

@@ -76,6 +76,14 @@ def test_pairs_that_are_drawn_again_make_no_smaller_errors():
     torch.testing.assert_close(fitted(*again), (values, errors), rtol=0.2, atol=0.2 * errors.mean().item())
 
 
+def test_too_few_different_pairs_tell_no_error():
+    keep = torch.tensor([[[True, False, False, False]] * 3 + [[False, True, True, True]], torch.eye(4).bool().tolist()])
+    observed = torch.tensor([[1.0, 1, 1, -1], [1, -1, 0.5, 2]])[..., None]
+    fit = fit_pairs(keep, observed, torch.zeros(2, 4, 1), torch.ones(2, 1))
+    values, errors = fit.heatmaps(torch.ones(2, 1, 1))
+    assert values.isfinite().all() and errors[0].isinf().all() and errors[1].isfinite().all()
+
+
 def test_few_pairs_stay_near_a_good_prior_and_many_forget_a_bad_one():
     for count, noise, sign in ((8, 2.0, 1), (300, 1.0, -1)):
         keep, observed, prior, truth = noisy_pairs(count, noise, images=20, deviation=0.3)
@@ -83,6 +91,20 @@ def test_few_pairs_stay_near_a_good_prior_and_many_forget_a_bad_one():
         none, _ = fitted(keep, observed, torch.zeros_like(prior))
         error, without = ((each - truth).square().mean() for each in (values, none))
         assert error < 0.3 * without if sign > 0 else error < 0.05
+
+
+def test_a_prior_may_have_any_size_and_offset():
+    keep, observed, prior, _ = noisy_pairs(12, noise=1.0, images=3)
+    values, errors = fitted(keep, observed, prior)
+    for other in (7 + prior, 100 * prior - 3):
+        torch.testing.assert_close(fitted(keep, observed, other), (values, errors))
+
+
+def test_a_constant_prior_is_none():
+    keep, observed, prior, _ = noisy_pairs(12, noise=1.0, images=3)
+    none = fitted(keep, observed, torch.zeros_like(prior))
+    torch.testing.assert_close(fitted(keep, observed, torch.full_like(prior, 0.1)), none)
+    torch.testing.assert_close(fitted(keep, observed, torch.full_like(prior, 0.1).float()), none)
 
 
 def test_columns_that_are_fitted_together_give_what_their_mixture_gives_alone():
@@ -93,3 +115,10 @@ def test_columns_that_are_fitted_together_give_what_their_mixture_gives_alone():
     along = mixture[:, None] / mixture.square().sum(1)[:, None, None]  # v · along = 1
     fit = fit_pairs(keep, observed @ along + several, prior @ along + several, mixture)
     torch.testing.assert_close(fit.heatmaps(mixture[:, None]), tuple(e[:, None] for e in fitted(keep, observed, prior)))
+
+
+def test_attributions_may_be_made_to_add_up():
+    keep, observed, prior, _ = noisy_pairs(12, noise=1.0, images=3)
+    total = torch.tensor([[1.0], [2.0], [-3.0]])
+    fit = fit_pairs(keep, observed, prior, torch.ones(3, 1), total)
+    torch.testing.assert_close(fit.values.sum(1), total.double())

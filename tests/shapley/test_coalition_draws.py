@@ -61,6 +61,17 @@ def test_coalitions_of_regions_have_every_size_from_1_to_all_but_1_equally_often
         assert distance(keep[:, m].sum(-1).bincount(minlength=num_patches + 1), sizes) < 5
 
 
+def test_small_regions_do_not_prefer_the_border_of_the_image():
+    """Where an interpolation repeats its last values, small coalitions lie at the border, two to six times as often."""
+    keep = region_coalitions(torch.arange(2000), (14, 14), 4, seed=1).flatten(0, 1)
+    small = keep[keep.sum(-1) < 20].float().mean(0).view(14, 14)
+    ring = torch.ones(14, 14, dtype=torch.bool)
+    ring[1:-1, 1:-1] = False
+    corners = small[[0, 0, -1, -1], [0, -1, 0, -1]]
+    assert 0.8 < small[ring].mean() / small.mean() < 1.25
+    assert 0.6 < corners.mean() / small.mean() < 1.5
+
+
 @pytest.mark.parametrize("shape", [(3, 3), (5, 9)])
 def test_neighbours_are_in_one_region_more_often_than_patches_drawn_one_by_one_and_far_ones_are_not(shape):
     rows, columns = shape
@@ -77,6 +88,16 @@ def test_neighbours_are_in_one_region_more_often_than_patches_drawn_one_by_one_a
     for down, right in ((0, 1), (1, 0)):
         assert together(regions, down, right) > together(alone, down, right) + 0.05
     assert together(regions, rows - 1, columns - 1) < together(alone, rows - 1, columns - 1) + 0.02
+
+
+@pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions])
+def test_of_a_size_every_coalition_is_drawn_equally_often(draw):
+    keep = draw(torch.arange(20_000), 4, 1, seed=1)[:, 0]
+    for size, codes in ((1, [1, 2, 4, 8]), (2, [3, 5, 6, 9, 10, 12]), (3, [7, 11, 13, 14])):
+        drawn = keep[keep.sum(1) == size]
+        counts = (drawn * torch.tensor([1, 2, 4, 8])).sum(1).bincount(minlength=16)[codes]
+        assert counts.sum() == len(drawn) > 3000
+        assert distance(counts, [1 / len(codes)] * len(codes)) < 5
 
 
 @pytest.mark.parametrize("count", [6, 7])

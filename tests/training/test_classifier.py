@@ -11,6 +11,7 @@ from toys import SILENT, state
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.models import TargetModel
+from explainers.models.fetching import load_target, save_target
 from explainers.models.heads import load_head
 from explainers.saved.identity import weights_hash
 from explainers.training.classifier import Classifier
@@ -59,6 +60,16 @@ def test_tuning_the_head_leaves_the_backbone_and_its_statistics_as_they_were(mak
     assert changed(target.backbone, before) == set()
     assert changed(target.head, head) == {"weight", "bias"}
     assert all(weight.grad is None for weight in target.backbone.parameters())
+
+
+def test_full_tuning_changes_the_backbone_and_its_statistics(make_target):
+    target = make_target("test_resnet")
+    before = state(target.backbone)
+    classifier = Classifier(target, 2, SGD, tune="all")
+    fit(classifier)
+    assert {"conv1.0.weight", "bn1.running_mean", "bn1.weight", "layer4.0.conv1.weight"} <= changed(
+        classifier.target.backbone, before
+    )
 
 
 def test_a_head_fit_on_stored_embeddings_is_the_one_fit_on_images(make_target):
@@ -122,6 +133,12 @@ def test_labels_that_do_not_fit_the_head_are_refused(make_target, num_classes, l
         fit_images(Classifier(make_target(), num_classes, SGD), images_of(labels, classes))
 
 
+def test_without_names_of_classes_the_number_is_believed(make_target):
+    classifier = Classifier(make_target(), 3, SGD)
+    fit_images(classifier, images_of([0, 1, 2], []))
+    assert classifier.target.head.out_features == 3
+
+
 def test_a_head_tells_apart_what_the_backbone_tells_apart(make_target):
     trainer = fit(Classifier(make_target(), 2, ADAM, min_crop=0.5), epochs=15)
     assert trainer.callback_metrics["val/accuracy"] == 1
@@ -136,6 +153,17 @@ def test_accuracy_counts_images_and_not_classes_or_batches(make_target):
     trainer = Trainer(accelerator="cpu", **SILENT)
     (found,) = trainer.validate(classifier, DataLoader(uneven, batch_size=4), verbose=False)
     assert found["val/accuracy"] == pytest.approx(4 / 6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["deit_tiny_distilled_patch16_224", "test_resnet"])
+def test_a_saved_target_comes_back_with_its_head(make_target, images, tmp_path, name):
+    target, blank = make_target(name), make_target(name, seed=1)
+    target.head, blank.head = (torch.nn.Linear(target.embed_dim, 3) for _ in range(2))
+    save_target(target, path := tmp_path / "target.safetensors")
+    again = load_target(blank, path)
+    torch.testing.assert_close(again(images), target(images))
+    assert weights_hash(again.backbone) == weights_hash(target.backbone) != weights_hash(blank.backbone)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -59,6 +59,13 @@ def test_a_training_stops_before_the_step_whose_loss_or_gradients_are_not_finite
     assert torch.allclose(module.weight, torch.tensor(0.8))  # of the first step
 
 
+def test_a_loss_that_is_not_finite_in_the_first_of_several_batches_of_a_step_stops_the_training():
+    module = Poisoned(step=1, loss=NAN)
+    module.poisons = lambda: module.trainer.fit_loop.epoch_loop.batch_idx == 0
+    with pytest.raises(InputError, match="in step 1 "):
+        fit(module, IMAGES, epochs=1, accumulate_grad_batches=2)
+
+
 @pytest.mark.parametrize(("poison", "stops"), [({"gradient": INF}, False), ({"loss": NAN}, True)])
 def test_a_scaler_of_16_bits_skips_a_step_of_infinite_gradients_and_no_loss_that_is_not_finite(poison, stops):
     module = Poisoned(step=2, **poison)

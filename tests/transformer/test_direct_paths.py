@@ -54,3 +54,20 @@ def test_each_path_is_what_attention_moves_from_the_patch(model, images):
         seen, prefix = slow.walk(model, model.normalise(images)[1]), model.backbone.num_prefix_tokens
         wanted = [[embed_part(seen, move_by_attention(seen, layer, prefix + z)) for z in range(16)] for layer in (0, 1)]
         agree(found[1], torch.stack([torch.stack(row) for row in wanted]), 1e-10)
+
+
+def test_paths_are_parts_of_the_embedding(model, images):
+    """With all that other tokens, biases and MLPs add to the output tokens, they sum to the embedding."""
+    model = model.double()
+    with slow.in_double(), torch.no_grad():
+        found = find_paths(model, images[:1], range(len(model.backbone.blocks)))[0].sum((0, 1))
+        seen, prefix = slow.walk(model, model.normalise(images)[0]), model.backbone.num_prefix_tokens
+        rest = seen.inputs[0]
+        for layer, (start, middle, output) in enumerate(zip(seen.inputs, seen.middles, seen.outputs, strict=True)):
+            rest = rest + output - middle + seen.biases[layer]
+            rest = rest + sum(
+                (move_by_attention(seen, layer, token) for token in range(prefix)), torch.zeros_like(start)
+            )
+        norms = (model.backbone.norm, model.backbone.fc_norm)
+        bias = sum(norm.bias for norm in norms if isinstance(norm, torch.nn.LayerNorm))
+        agree(found + embed_part(seen, rest) + bias, seen.embedding, 1e-10)

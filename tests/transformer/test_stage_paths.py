@@ -9,7 +9,8 @@ from conftest import timm_model, wake
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.masking import PatchGrid
-from explainers.transformer.stage_paths import default_stages, record_stage_paths, stage_paths
+from explainers.transformer.direct_paths import default_direct
+from explainers.transformer.stage_paths import default_stages, record_stage_paths, stage_paths, sum_stage_paths
 
 MODELS = {
     "test_resnet": {},
@@ -50,24 +51,36 @@ def test_vectors_sum_to_the_embedding_minus_that_of_a_blank_image(target):
 @torch.no_grad()
 def test_every_position_is_shared_out_by_the_change_of_the_stage(target):
     """Loops over positions and patches; the interpolation is that of an image with one pixel."""
-    normalised, stage = target.normalise(images(target, 1)), default_stages(target)[0]
+    normalised, stage = target.normalise(images(target)), default_stages(target)[0]
     embeddings, _, record = record_stage_paths(target, normalised, [stage])
     rows = columns = int(stage_paths(record).shape[2] ** 0.5)
     assert (embeddings - target.embed(normalised)).abs().max() < 1e-4
-    (_, last), (_, last0) = (target.embed_with_patches(x) for x in (normalised, blank(target)))
-    (_, (map_,)), (_, (map0,)) = (target.embed_with_maps(x, [stage]) for x in (normalised, blank(target)))
-    side = int(map_.shape[1] ** 0.5)
-    resize = partial(torch.nn.functional.interpolate, size=(rows, columns), mode="bilinear", antialias=True)
-    activity = resize((map_ - map0)[0].norm(dim=-1).view(1, 1, side, side)).flatten()
-    expected = torch.zeros(rows * columns, target.embed_dim)
-    for position in range(last.shape[1]):
-        pixel = torch.zeros(last.shape[1])
-        pixel[position] = 1
-        share = resize(pixel.view(1, 1, int(len(pixel) ** 0.5), -1)).flatten() * activity
-        for patch in range(rows * columns):
-            c = (last[0, position] - last0[0, position]) / last.shape[1]
-            expected[patch] += share[patch] / share.sum() * c
-    assert (stage_paths(record)[0, 0] - expected).abs().max() < 1e-4 * expected.abs().max()
+    for number in range(2):
+        (_, last), (_, last0) = (target.embed_with_patches(x) for x in (normalised[[number]], blank(target)))
+        (_, (map_,)), (_, (map0,)) = (target.embed_with_maps(x, [stage]) for x in (normalised[[number]], blank(target)))
+        side = int(map_.shape[1] ** 0.5)
+        resize = partial(torch.nn.functional.interpolate, size=(rows, columns), mode="bilinear", antialias=True)
+        activity = resize((map_ - map0)[0].norm(dim=-1).view(1, 1, side, side)).flatten()
+        expected = torch.zeros(rows * columns, target.embed_dim)
+        for position in range(last.shape[1]):
+            pixel = torch.zeros(last.shape[1])
+            pixel[position] = 1
+            share = resize(pixel.view(1, 1, int(len(pixel) ** 0.5), -1)).flatten() * activity
+            for patch in range(rows * columns):
+                c = (last[0, position] - last0[0, position]) / last.shape[1]
+                expected[patch] += share[patch] / share.sum() * c
+        assert (stage_paths(record)[number, 0] - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@torch.no_grad()
+def test_products_and_few_patches_are_those_of_all_vectors(target):
+    _, _, record = record_stage_paths(target, target.normalise(images(target)), default_stages(target))
+    paths, functionals = stage_paths(record), torch.randn(2, 4, target.embed_dim)
+    products = stage_paths(record, functionals)
+    assert (products - paths @ functionals[:, None].mT).abs().max() < 1e-4 * products.abs().max()
+    patches, weights = torch.tensor([[3, 1], [0, 2]]), torch.rand(2, 2, paths.shape[1])
+    expected = torch.stack([torch.einsum("pl,lpd->pd", weights[b], paths[b][:, patches[b]]) for b in range(2)])
+    assert (sum_stage_paths(record, patches, weights) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 @torch.no_grad()
@@ -104,3 +117,7 @@ def test_an_untrained_anyhead_is_the_sum_of_the_paths(target):
 @pytest.mark.parametrize("name", ["test_vit", "mobilenetv3_small_050", "test_convnext"])
 def test_models_whose_embedding_is_no_mean_of_a_map_have_none(name):
     assert default_stages(timm_model(name, as_target=True)) == []
+
+
+def test_stages_are_no_blocks_of_direct_paths(target):
+    assert default_direct(target) == []

@@ -1,4 +1,5 @@
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 from benchmarks.papers.general import General
 from explainers.errors import InputError
 from explainers.tve.oracle import Oracle
+from explainers.tve.tve import TVE, LightNetwork
 
+LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
 TASK = torch.tensor([0, 1, 1, 0, 1])  # what a classifier of two classes predicts
 
 
@@ -21,11 +24,28 @@ def two_classes(target):
 
 
 @torch.no_grad()
+def test_without_a_map_the_prediction_of_the_general_classifier_is_explained(target, grid, images):
+    tve = TVE(target, grid, LIGHT)
+    predicted = target(images).argmax(1)
+    assert not torch.equal(predicted, TASK)
+    assert torch.equal(General(two_classes(target), tve, target)(images, TASK), tve(images, predicted))
+    assert torch.equal(General(two_classes(target), tve, target)(images, 1 - TASK), tve(images, predicted))
+
+
+@torch.no_grad()
 def test_with_a_map_the_counterpart_of_the_class_is_explained(target, grid, images):
     oracle = Oracle(target, grid, hops=1)
     heatmaps = General(two_classes(target), oracle, target, class_map=[4, 2])(images, TASK)
     assert torch.equal(heatmaps, oracle(images, torch.tensor([4, 2, 2, 4, 2])))
     assert not torch.equal(heatmaps, oracle(images, TASK))
+
+
+@torch.no_grad()
+def test_an_explainer_of_another_backbone_explains_the_class_of_the_same_number(target, make_target, grid, images):
+    other = make_target(seed=1)
+    oracle = Oracle(other, grid, hops=1)
+    heatmaps = General(target, oracle, other, class_map="same")(images, TASK)
+    assert torch.equal(heatmaps, oracle(images, TASK))
 
 
 @pytest.mark.parametrize("class_map", [[4], [4, 5], "same", "sane"])

@@ -2,6 +2,7 @@ import pytest
 import torch
 from references import neighbourhood, pooled
 
+from explainers.learned.trunk import on_grid
 from explainers.tve.tve import LightNetwork
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
@@ -24,6 +25,15 @@ def light(request, make_target, grid):
     return LightNetwork(target, grid, blocks, width=12), target
 
 
+def test_a_light_network_starts_near_its_trivial_guesses(light, images):
+    network, target = light
+    network.calibrate(2 + torch.randn(5, 3, 2, target.embed_dim), torch.zeros(5, target.embed_dim))
+    predicted, embeddings = look(network, target, images)
+    correction = predicted - torch.stack([network.mean_g.expand_as(embeddings), embeddings], 1)[:, None]
+    assert 0 < (correction / network.scale).abs().max() < 0.5
+    assert (network.mean_g - 2).abs().max() < 1.5
+
+
 def test_calibration_sets_the_mean_and_the_deviations_that_loops_find(target, grid):
     network = LightNetwork(target, grid, [0])
     wanted, embeddings = torch.randn(4, 3, 2, 24) * 3 + 1, torch.randn(4, 24)
@@ -39,6 +49,16 @@ def test_calibration_sets_the_mean_and_the_deviations_that_loops_find(target, gr
         torch.testing.assert_close(network.scale[1, d].item(), (sum(v**2 for v in h) / 12) ** 0.5, rtol=1e-4, atol=0)
 
 
+def test_a_light_network_corrects_its_guesses_in_units_of_their_deviations(light, images):
+    network, target = light
+    before, embeddings = look(network, target, images)
+    network.mean_g.fill_(3.0)
+    network.scale.copy_(torch.tensor([[10.0], [0.1]]).expand_as(network.scale))
+    after, _ = look(network, target, images)
+    torch.testing.assert_close(after[:, :, 0], 3 + 10 * before[:, :, 0])
+    torch.testing.assert_close(after[:, :, 1], embeddings[:, None] + 0.1 * (before[:, :, 1] - embeddings[:, None]))
+
+
 def test_a_light_network_sees_of_the_maps_what_is_near_a_patch(target, grid):
     """A change at one place changes what is said of the patches whose neighbourhood it is in, and of no other."""
     embeddings, before = torch.randn(1, 24), torch.zeros(1, 16, 24)
@@ -49,6 +69,13 @@ def test_a_light_network_sees_of_the_maps_what_is_near_a_patch(target, grid):
         difference = (network(None, embeddings, [after]) - network(None, embeddings, [before])).abs()
         changed = difference.flatten(2).amax(-1) > 1e-6
         assert set(changed[0].nonzero().flatten().tolist()) == neighbourhood(1 * 4 + 3, 4, max(hops))
+
+
+def test_a_map_of_a_rectangle_keeps_its_places_on_a_coarser_grid():
+    feature_map = torch.zeros(1, 60, 1)
+    feature_map[0, 9] = 1  # the upper right of 6 × 10 positions
+    coarse = on_grid(feature_map, (3, 5))[0, :, 0]
+    assert coarse.shape == (15,) and coarse.argmax() == 4
 
 
 @pytest.mark.parametrize("hops", [1, 2])

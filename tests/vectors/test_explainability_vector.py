@@ -69,6 +69,16 @@ def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build, 
     assert {n: value.item() for n, value in own.callback_metrics.items()} == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+def test_where_nothing_is_better_a_test_measures_the_unchanged_model_once(build):
+    module = build(lambda_2=0)
+    own = validate(module, data := Images(**marked_splits()[1]))
+    own.test(module, data, verbose=False)
+    logged = {name.removeprefix("test/"): value.item() for name, value in own.callback_metrics.items()}
+    assert all(
+        logged[name.replace("untouched", "transferred")] == logged[name] for name in logged if "untouched" in name
+    )
+
+
 def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, three_files, images, tmp_path):
     module = build()
     module.best = Point(1.0, 0.7)
