@@ -52,8 +52,8 @@ class Perfect(nn.Module):
         meta = [references.meta_attribution(target.embed, image, side, hops) for image in normalised]
         return at_patches(torch.stack(meta), patches)
 
-    def calibrate(self, meta):
-        """Nothing to calibrate."""
+    def initialise(self, meta):
+        """Nothing to initialise."""
 
 
 class Small(nn.Module):
@@ -69,8 +69,8 @@ class Small(nn.Module):
     def forward(self, images, embeddings, maps, patches=None):
         return at_patches(self.linear(images.flatten(1) / 255 - 0.5).unflatten(1, self.shape), patches)
 
-    def calibrate(self, meta):
-        """Nothing to calibrate."""
+    def initialise(self, meta):
+        """Nothing to initialise."""
 
 
 class Given(nn.Module):
@@ -85,8 +85,8 @@ class Given(nn.Module):
     def forward(self, images, embeddings, maps, patches=None):
         return at_patches(self.meta, patches)
 
-    def calibrate(self, meta):
-        """Nothing to calibrate."""
+    def initialise(self, meta):
+        """Nothing to initialise."""
 
 
 def batch_of(images, first=0):

@@ -185,7 +185,7 @@ class AnyHead(NetworkExplainer):
         return 0.0 if self.training else self.blend
 
     @torch.no_grad()
-    def calibrate(self, rows: dict[str, Tensor], loss: Teacher) -> None:
+    def initialise(self, rows: dict[str, Tensor], loss: Teacher) -> None:
         """Set the scale of the network's outputs from the first batches of all processes.
 
         A file's teacher may have had larger or smaller attributions, and paths have another scale. The squared error of
@@ -198,7 +198,7 @@ class AnyHead(NetworkExplainer):
             self.network.spread.copy_(gather_processes(rows["direct"].float().sum(1).std()).mean())
         vectors = self.predict(rows)
         factor = gather_processes(loss.unit(rows) / vectors.std()).mean()
-        losses = torch.stack([loss.loss(sign * factor * vectors, rows) for sign in (-1, 0, 1)])
+        losses = torch.stack([loss.compute(sign * factor * vectors, rows) for sign in (-1, 0, 1)])
         minus, none, plus = gather_processes(losses).view(-1, 3).mean(0)
         curvature = minus + plus - 2 * none
         descent = minus - plus

@@ -183,12 +183,12 @@ class CoalitionTeacher:
         outputs = masked_outputs(self.target, nn.Identity(), normalised, keep, self.grid, removal, self.chunk_size)
         return outputs.float()
 
-    def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
+    def compute(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of predicted vectors c_z (B, N, D), see `coalition_sums`."""
-        errors, differences = self.loss_sums(vectors, rows)
+        errors, differences = self.compute_sums(vectors, rows)
         return (errors / differences).mean()
 
-    def loss_sums(self, vectors: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def compute_sums(self, vectors: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
             errors, difference = coalition_errors(vectors.float(), rows, self.fit)
             return coalition_sums(errors, difference, *self.learned.of(rows["embedding"], rows["index"]))

@@ -42,10 +42,10 @@ class AnyHeadNetwork(nn.Module):
     """
 
     scale: Tensor
-    """Factor of all vectors, see `AnyHead.calibrate`."""
+    """Factor of all vectors, see `AnyHead.initialise`."""
 
     spread: Tensor
-    """Standard deviation of the sum of all paths, which divides their weights, see `AnyHead.calibrate`."""
+    """Standard deviation of the sum of all paths, which divides their weights, see `AnyHead.initialise`."""
 
     @checks_choices
     def __init__(

@@ -106,7 +106,7 @@ class PropagationTeacher(MeanLoss):
             attributions.append(self.teacher.explain_all(batch["image"][i : i + self.chunk_size], draw).flatten(2))
         return {"functional": torch.cat(functionals), "attribution": torch.cat(attributions)}
 
-    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+    def compute(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         return attribution_loss(predicted, rows["functional"], rows["attribution"])
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:

@@ -123,7 +123,7 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         """Build the `Loss` of a training; a subclass may hand over more, as TVE its hops."""
         return loss(self.target, self.grid)
 
-    def calibrate(self, rows: dict[str, Tensor], loss: Any) -> None:
+    def initialise(self, rows: dict[str, Tensor], loss: Any) -> None:
         """Take the scale of the data from the rows of the first training batch; a pretrained network may do nothing."""
 
     @abstractmethod

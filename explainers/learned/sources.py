@@ -58,14 +58,14 @@ class Loss(Source, Protocol):
     """What a training minimises: a source of the network's targets, and the error of its predictions."""
 
     ratios: int
-    """1 for a mean over images, whatever the number of its terms; n if `loss` is the mean of n ratios of sums."""
+    """1 for a mean over images, whatever the number of its terms; n if `compute` gives the mean of n ratios of sums."""
 
-    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+    def compute(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of a network's predictions, given the rows of this loss and of the network."""
         ...
 
-    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
-        """Numerators and denominators of `loss`, (ratios,) each or numbers; those of several batches are added."""
+    def compute_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
+        """Numerators and denominators of `compute`, (ratios,) each or numbers; those of several batches are added."""
         ...
 
 
@@ -74,8 +74,8 @@ class MeanLoss:
 
     ratios = 1
 
-    def loss_sums(self: Loss, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, int]:
-        return self.loss(predicted, rows) * len(predicted), len(predicted)
+    def compute_sums(self: Loss, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, int]:
+        return self.compute(predicted, rows) * len(predicted), len(predicted)
 
 
 def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0) -> dict[str, Tensor]:

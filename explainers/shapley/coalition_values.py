@@ -14,7 +14,7 @@ from explainers.runtime.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions
 
-Score = Literal["probability", "log_probability", "logit"]
+CoalitionScore = Literal["probability", "log_probability", "logit"]
 
 
 class CoalitionValues:
@@ -46,7 +46,7 @@ class CoalitionValues:
         seed: int = 0,
         paired: bool = True,
         chunk_size: int = 256,
-        score: Score = "probability",
+        score: CoalitionScore = "probability",
         removal: Removal = "zero",
     ) -> None:
         check_positive(count=count, chunk_size=chunk_size)

@@ -12,7 +12,7 @@ from explainers.models.inputs import check_labels, validate_classes
 from explainers.posthoc import build
 from explainers.runtime.modes import to_float64
 from explainers.saved.identity import Identity
-from explainers.shapley.coalition_values import CoalitionValues, Score
+from explainers.shapley.coalition_values import CoalitionScore, CoalitionValues
 
 STRENGTHS = 10.0 ** torch.arange(-6, 4.5, 0.5, dtype=torch.double)
 """Ridge strengths to choose from, in units of the largest squared singular value of the regression."""
@@ -123,7 +123,7 @@ class ShapleyLabels:
         model: TargetModel,
         grid: PatchGrid,
         budget: int = 500,
-        score: Score = "probability",
+        score: CoalitionScore = "probability",
         classes: Literal["label", "predicted", "all"] = "label",
         paired: bool = True,
         chunk_size: int = 256,
@@ -180,7 +180,7 @@ class KernelSHAP(nn.Module):
         target: TargetModel,
         grid: PatchGrid,
         budget: int = 500,
-        score: Score = "probability",
+        score: CoalitionScore = "probability",
         paired: bool = True,
         chunk_size: int = 256,
         seed: int = 1,

@@ -68,7 +68,7 @@ class ShapleyLoss(CoalitionValues, MeanLoss):
         super().__init__(target, grid, coalitions, seed, paired, chunk_size)
         self.coalitions = coalitions
 
-    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+    def compute(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The objective `shapley_loss` of a batch."""
         return shapley_loss(predicted, rows["keep"], rows["values"], rows["null"])
 

@@ -252,7 +252,7 @@ class ExplainerTraining(TrainingModule):
         self.explainer = explainer
         self.loss: Loss = explainer.build_loss(loss)
         self.sources: tuple[Source, ...] = self.loss, explainer.reads
-        self.calibrated = False
+        self.initialised = False
         self.val_loss = Ratios(self.loss.ratios)
         self.metrics: Any = nn.ModuleDict(explainer.validation_metrics())
 
@@ -266,17 +266,17 @@ class ExplainerTraining(TrainingModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         rows = complete(self.augment_images(batch), self.sources, self.current_epoch)
-        if not self.calibrated and self.global_step == 0:
-            self.explainer.calibrate(rows, self.loss)
-            self.calibrated = True
-        loss = self.loss.loss(self.explainer.predict(rows), rows)  # rows may say what to predict, as TVE's `patch`
+        if not self.initialised and self.global_step == 0:
+            self.explainer.initialise(rows, self.loss)
+            self.initialised = True
+        loss = self.loss.compute(self.explainer.predict(rows), rows)  # rows may say what to predict, as TVE's `patch`
         self.log("train/loss", loss, batch_size=len(batch["index"]))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         rows = complete(batch, self.sources)  # of epoch 0: the same draws in every validation
         predicted = self.explainer.predict(rows)
-        self.val_loss.update(*self.loss.loss_sums(predicted, rows))
+        self.val_loss.update(*self.loss.compute_sums(predicted, rows))
         self.log("val/loss", self.val_loss, prog_bar=True)
         self.explainer.measure(self.metrics, predicted, rows)
 

@@ -113,7 +113,7 @@ class PaperNetwork(nn.Module):
         tokens = [autoencoder(normalised) for autoencoder in self.autoencoders]
         return at_patches(torch.stack([self.ffns[0](tokens[0]), self.ffns[1](tokens[-1])], 2), patches)
 
-    def calibrate(self, meta: Tensor, embedding: Tensor | None = None) -> None:
+    def initialise(self, meta: Tensor, embedding: Tensor | None = None) -> None:
         """Warn that a training starts from random weights; the heads learn the scale of the meta-attributions."""
         if self.mae is None and is_first_process():
             warnings.warn(

@@ -13,13 +13,12 @@ from explainers.learned.sources import MeanLoss, network_inputs
 from explainers.learned.trunk import Trunk, small_linear
 from explainers.masking import PatchGrid, check_hops, masked_forward, neighbourhoods
 from explainers.models import TargetModel
-from explainers.models.scores import Score as Outputs
-from explainers.models.scores import check_probabilities, log_probabilities
+from explainers.models.scores import Score, check_probabilities, log_probabilities
 from explainers.runtime.sampling import random_patches, stream, uniform
 from explainers.saved.identity import Identity, recipe
 from explainers.tve.paper_network import PaperNetwork
 
-Score = Literal["log_probability", "logit"]
+HeadScore = Literal["log_probability", "logit"]
 Reduction = Literal["sum", "mean"]
 
 
@@ -52,9 +51,9 @@ def transfer(
     head: Callable[[Tensor], Tensor],
     meta: Tensor,
     h_weight: float = 1.0,
-    score: Score = "log_probability",
+    score: HeadScore = "log_probability",
     classes: Tensor | None = None,
-    outputs: Outputs = "softmax",
+    outputs: Score = "softmax",
 ) -> Tensor:
     """Definition 2: φ(z) = log H(g; y) − log H(h; y), the attribution of every patch to every class y, or to one.
 
@@ -136,7 +135,7 @@ class TVELoss(MeanLoss):
             meta = meta_attribution(self.target.embed, normalised, self.near[hop, patch], self.grid, self.chunk_size)
         return {"patch": patch, "meta": meta}
 
-    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+    def compute(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The mean over images and their Z patches of the errors of g and h together, for predictions (B, Z, 2, D)."""
         errors = (predicted - rows["meta"]).float().square()
         return (errors.sum(-1) if self.reduction == "sum" else errors.mean(-1)).sum(-1).mean()
@@ -152,7 +151,7 @@ class LightNetwork(Trunk):
 
     One forward pass of the target gives both prediction and explanation. The network predicts corrections to trivial
     guesses of g and h: the mean g, and the embedding of the whole image for h. The unit of a correction is the standard
-    deviation of g or h from its guess, for each channel (`calibrate`).
+    deviation of g or h from its guess, for each channel (`initialise`).
     """
 
     mean_g: Tensor
@@ -189,7 +188,7 @@ class LightNetwork(Trunk):
         return guess[:, None] + correction
 
     @torch.no_grad()
-    def calibrate(self, meta: Tensor, embedding: Tensor) -> None:
+    def initialise(self, meta: Tensor, embedding: Tensor) -> None:
         """Set the mean g and the units of the corrections from the rows of the first training batch."""
         g, h = meta.float().unbind(2)
         self.mean_g.copy_(g.mean((0, 1)))
@@ -208,7 +207,7 @@ class TVE(NetworkExplainer):
         target: the model to explain; its `backbone` is G and its `head` is H.
         grid: the patches that are explained.
         network: builds E from the target and the grid: a module with the attribute `blocks` and the methods `forward`
-            and `calibrate` of `LightNetwork`.
+            and `initialise` of `LightNetwork`.
         weights: see `NetworkExplainer`.
         allow_finetuned_backbone: see `NetworkExplainer`.
         hops: radii of N(z), in patches; of several, a training draws one for every patch.
@@ -231,7 +230,7 @@ class TVE(NetworkExplainer):
         weights: str | None = None,
         allow_finetuned_backbone: bool = False,
         hops: Sequence[int] = (2,),
-        score: Score = "log_probability",
+        score: HeadScore = "log_probability",
         h_weight: float = 1.0,
         pooling: int = 1,
     ) -> None:
@@ -271,13 +270,13 @@ class TVE(NetworkExplainer):
     def build_loss(self, loss: Callable[..., Any]) -> Any:
         return loss(self.target, self.grid, hops=self.hops)
 
-    def calibrate(self, rows: dict[str, Tensor], loss: Any) -> None:
-        """Calibrate an untrained network on the first batches of all processes, with the same result in all of them."""
+    def initialise(self, rows: dict[str, Tensor], loss: Any) -> None:
+        """Initialise an untrained network by the first batches of all processes, in all of them alike."""
         if not self.untrained:
             return
         own = {name: rows[name] for name in ("meta", "embedding") if name in rows}
         gathered = {name: gather_processes(row).view(-1, *row.shape[1:]) for name, row in own.items()}
-        self.network.calibrate(**gathered)
+        self.network.initialise(**gathered)
 
     def validation_metrics(self) -> dict[str, Any]:
         """The error of log-probabilities that Theorem 1 bounds, and its bound."""
@@ -298,7 +297,7 @@ class TVE(NetworkExplainer):
         return self._transfer(self.target.classify, predicted, classes, self.target.score)
 
     def _transfer(
-        self, head: Callable[[Tensor], Tensor], meta: Tensor, classes: Tensor | None, outputs: Outputs = "softmax"
+        self, head: Callable[[Tensor], Tensor], meta: Tensor, classes: Tensor | None, outputs: Score = "softmax"
     ) -> Tensor:
         """Meta-attributions (B, N, 2, D) to heatmaps: of `classes` (B, rows, columns), or all (B, K, rows, columns)."""
         heatmaps = transfer(head, meta, self.h_weight, self.score, classes, outputs).unflatten(-1, self.grid.shape)

@@ -104,7 +104,7 @@ class SelfDistillation(SelfTraining):
         self.teacher = copy.deepcopy(explainer.target).eval().requires_grad_(False)
         self.loss = loss(self.teacher, explainer.grid)
         self.sources = Pixels(), self.loss, Features(self.teacher)
-        self.calibrated = head.patch_scale is not None
+        self.initialised = head.patch_scale is not None
         self.predict_loss = EmbeddingError(self.teacher.embed_dim)
         self.explain_loss = Ratios(self.loss.ratios)
         self.accuracy = Mean()
@@ -114,10 +114,10 @@ class SelfDistillation(SelfTraining):
         rows = complete(batch, self.sources, self.current_epoch)
         embeddings, patches, paths = embed_as_read(self.explainer.target, self.explainer.grid, rows["image"])
         with torch.autocast(patches.device.type, enabled=False):
-            if not self.calibrated and self.global_step == 0:
-                self._calibrate(patches, rows)
+            if not self.initialised and self.global_step == 0:
+                self._initialise(patches, rows)
             predicting = relative_error(embeddings.float(), rows["embedding"].float())
-            explaining = self.loss.loss(self.explainer.target.head.vectors(patches, paths), rows)
+            explaining = self.loss.compute(self.explainer.target.head.vectors(patches, paths), rows)
             loss = self.alpha * predicting + (1 - self.alpha) * explaining
         self.log("train/loss", loss, batch_size=len(rows["image"]))
         return loss
@@ -126,7 +126,7 @@ class SelfDistillation(SelfTraining):
         rows, target = complete(batch, self.sources), self.explainer.target
         embeddings, patches, paths = embed_as_read(target, self.explainer.grid, rows["image"])
         with torch.autocast(patches.device.type, enabled=False):
-            self.explain_loss.update(*self.loss.loss_sums(target.head.vectors(patches, paths), rows))
+            self.explain_loss.update(*self.loss.compute_sums(target.head.vectors(patches, paths), rows))
         self.predict_loss.update(embeddings, rows["embedding"])
         logits, before = target.classify(embeddings), self.teacher.classify(rows["embedding"])
         self.accuracy.update((logits.argmax(-1) == before.argmax(-1)).float())
@@ -140,8 +140,8 @@ class SelfDistillation(SelfTraining):
         self.explain_loss.reset()
 
     @torch.no_grad()
-    def _calibrate(self, patches: Tensor, rows: dict[str, Tensor]) -> None:
+    def _initialise(self, patches: Tensor, rows: dict[str, Tensor]) -> None:
         """Multiply `patch_scale` so that the vectors c_z, which may be 100 times too large, have the loss's unit."""
-        self.calibrated = True
+        self.initialised = True
         head = self.explainer.target.head
         head.patch_scale *= gather_processes(self.loss.unit(rows) / head.vectors(patches).std()).mean()

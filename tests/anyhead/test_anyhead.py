@@ -128,10 +128,10 @@ def test_training_and_explaining_in_bfloat16_is_nearly_the_same(target, grid, im
     explainer = AnyHead(target, grid, VECTORS, temperature=1.0)
     module = training(explainer, teacher)
     rows = complete(batch_of(images), module.sources)
-    exact = module.loss.loss(explainer.predict(rows), rows)
+    exact = module.loss.compute(explainer.predict(rows), rows)
     with torch.autocast("cpu", torch.bfloat16):
         low = complete(batch_of(images), module.sources)
-        loss = module.loss.loss(explainer.predict(low), low)
+        loss = module.loss.compute(explainer.predict(low), low)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, exact, rtol=0.05, atol=0)
     fit(module, images, epochs=1, precision="bf16-mixed", validate=True)

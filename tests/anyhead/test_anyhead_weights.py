@@ -31,7 +31,7 @@ def test_trained_weights_start_with_the_size_that_has_the_least_error(target, gr
     rows = complete(batch_of(images), module.sources)
 
     def loss(size):
-        return module.loss.loss(size * trained.predict(rows), rows).item()
+        return module.loss.compute(size * trained.predict(rows), rows).item()
 
     own = trained.network.scale.clone()
     for factor in (0.03, 1, 40):

@@ -79,9 +79,9 @@ def test_vectors_whose_sums_are_the_embeddings_have_no_loss(additive, images, fi
     target, vectors_of = additive
     teacher = CoalitionTeacher(target, GRID, pairs=12, fit=fit)
     rows, vectors = taught(teacher, images, epoch=3), vectors_of(images)
-    assert teacher.loss(vectors, rows) < 1e-9
-    assert teacher.loss(vectors + 0.3 * vectors.std() * torch.randn_like(vectors), rows) > 0.01
-    nothing = teacher.loss(torch.zeros_like(vectors), rows)
+    assert teacher.compute(vectors, rows) < 1e-9
+    assert teacher.compute(vectors + 0.3 * vectors.std() * torch.randn_like(vectors), rows) > 0.01
+    nothing = teacher.compute(torch.zeros_like(vectors), rows)
     if fit in UNWEIGHED:
         assert nothing == pytest.approx(1, abs=1e-5)
     else:  # every patch then gets the same share of what is missing
@@ -98,7 +98,7 @@ def test_the_loss_is_that_of_loops(target, images, fit):
     head, logits = target.head.weight.detach(), target(images).detach().tolist()
     functionals = [score_derivative(head.tolist(), z, z.index(max(z)), temperature=2) for z in logits]
     own = coalition_loss(*coalition_errors(vectors, rows, fit), head - head.mean(0), torch.tensor(functionals))
-    torch.testing.assert_close(teacher.loss(vectors, rows), own)
+    torch.testing.assert_close(teacher.compute(vectors, rows), own)
 
 
 def test_mixed_coalitions_are_half_regions_and_half_single_patches(target, images):

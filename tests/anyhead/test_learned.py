@@ -70,8 +70,8 @@ def by_loops(kind, rows):
 def test_the_loss_counts_errors_of_texts_or_of_likeness_as_loops_do(kind, headless, grid, taught):
     teacher, vectors = teacher_of(headless, grid, kind), 0.3 * torch.randn(5, 16, 24)
     expected = slow.unexplained(vectors, taught, *by_loops(kind, taught), "regions")
-    assert teacher.loss(vectors, taught).item() == pytest.approx(expected, rel=1e-4)
-    assert teacher.loss(0 * vectors, taught).item() == pytest.approx(1, abs=1e-5)
+    assert teacher.compute(vectors, taught).item() == pytest.approx(expected, rel=1e-4)
+    assert teacher.compute(0 * vectors, taught).item() == pytest.approx(1, abs=1e-5)
     learned = teacher.learned.of(taught["embedding"], taught["index"])
     for own, wanted in zip(learned, by_loops(kind, taught), strict=True):
         torch.testing.assert_close(own, wanted, rtol=1e-3, atol=1e-4)
@@ -83,7 +83,7 @@ def test_isotropic_functionals_are_all_directions_and_one_that_the_index_of_the_
     rows, own = teacher.learned.of(taught["embedding"], taught["index"])
     assert torch.equal(rows, torch.eye(24))
     expected = slow.unexplained(vectors, taught, rows, own, "regions")
-    assert teacher.loss(vectors, taught).item() == pytest.approx(expected, rel=1e-4)
+    assert teacher.compute(vectors, taught).item() == pytest.approx(expected, rel=1e-4)
     torch.testing.assert_close(teacher.learned.of(taught["embedding"][3:], taught["index"][3:])[1], own[3:])
     many = teacher.learned.of(torch.zeros(4000, 24), torch.arange(4000))[1]
     torch.testing.assert_close(many.mT @ many / 4000, torch.eye(24), rtol=0, atol=0.1)
@@ -93,9 +93,9 @@ def test_isotropic_functionals_are_all_directions_and_one_that_the_index_of_the_
 def test_texts_are_the_classes_of_the_head_that_texts_make(headless, grid, images, taught):
     zero_shot = TEXTS["text_head"](headless).head(WORDS)
     vectors, own = torch.randn(5, 16, 24), teacher_of(headless, grid, "texts")
-    found = own.loss(vectors, taught)
+    found = own.compute(vectors, taught)
     headless.head = zero_shot
-    torch.testing.assert_close(CoalitionTeacher(headless, grid).loss(vectors, taught), found)
+    torch.testing.assert_close(CoalitionTeacher(headless, grid).compute(vectors, taught), found)
     ranked, of_head = (teacher_of(headless, grid, kind, fit="ranking") for kind in ("texts", "head"))
     assert torch.equal(ranked(batch_of(images))["keep"], of_head(batch_of(images))["keep"])
 

@@ -31,11 +31,11 @@ def test_vectors_whose_products_are_the_attributions_have_no_loss(make_target, g
     vectors = exact_vectors(posthoc.build(method, target, grid), images, target.embed_dim)
     expected = rows["attribution"]
     torch.testing.assert_close(rows["functional"] @ vectors.mT, expected, rtol=1e-4, atol=1e-5 * expected.abs().max())
-    assert teacher.loss(vectors, rows) < 1e-6
-    assert teacher.loss(vectors + 0.3 * vectors.std() * torch.randn_like(vectors), rows) > 0.02
-    constant = teacher.loss(vectors.mean(1, keepdim=True).expand_as(vectors), rows)
+    assert teacher.compute(vectors, rows) < 1e-6
+    assert teacher.compute(vectors + 0.3 * vectors.std() * torch.randn_like(vectors), rows) > 0.02
+    constant = teacher.compute(vectors.mean(1, keepdim=True).expand_as(vectors), rows)
     assert constant == pytest.approx(1, abs=1e-4)  # the best constant
-    assert teacher.loss(torch.randn(5, 1, target.embed_dim).expand_as(vectors), rows) > 1
+    assert teacher.compute(torch.randn(5, 1, target.embed_dim).expand_as(vectors), rows) > 1
 
 
 def test_the_loss_is_that_of_loops():

@@ -48,9 +48,9 @@ def clock(monkeypatch):
 
 def test_without_a_terminal_there_is_a_line_every_half_minute(clock, capsys, target, grid, images):
     class Slow(TVELoss):
-        def loss(self, predicted, rows):
+        def compute(self, predicted, rows):
             clock.now += 20
-            return super().loss(predicted, rows)
+            return super().compute(predicted, rows)
 
     fit(training(TVE(target, grid, LIGHT), Slow), images, epochs=3, callbacks=[Progress("digits")])
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("digits: ")]

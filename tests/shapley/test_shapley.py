@@ -32,7 +32,7 @@ def images():
 
 
 def loss_of(module, rows):
-    return module.loss.loss(module.explainer.predict(rows), rows)
+    return module.loss.compute(module.explainer.predict(rows), rows)
 
 
 def minimise(keep, values, null, grand):

@@ -69,7 +69,7 @@ def test_rows_of_an_image_are_its_own_and_drawn_anew_in_every_epoch_and_for_ever
 def test_a_step_on_stored_rows_is_the_step_on_images_and_these_are_not_cropped(build, target, grid, images):
     plain, cropping = (build(target, grid, min_crop=crop).eval() for crop in (None, 0.3))
     cropping.explainer.network.load_state_dict(plain.explainer.network.state_dict())
-    plain.calibrated = cropping.calibrated = True
+    plain.initialised = cropping.initialised = True
     seen = complete(batch_of(images), plain.sources)
     stored = {name: row for name, row in seen.items() if name != "image"}
     loss = step(plain, batch_of(images))
@@ -101,7 +101,7 @@ def test_every_weight_that_is_trained_gets_a_gradient(make_target, grid, images,
     target = make_target(TARGETS[name][0], **TARGETS[name][1])
     module = training(kind(target, grid, network))
     rows = complete(batch_of(images), module.sources)
-    module.loss.loss(module.explainer.predict(rows), rows).backward()
+    module.loss.compute(module.explainer.predict(rows), rows).backward()
     trained = {name: weight for name, weight in module.explainer.network.named_parameters() if weight.requires_grad}
     assert trained and [name for name, weight in trained.items() if weight.grad is None] == []
 
@@ -116,9 +116,9 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(build, lr, mak
     seen = complete(batch_of(images), module.sources, epoch=1000)  # other draws than those of the training
     if "scale" in dict(module.explainer.network.named_buffers()) and hasattr(module.loss, "unit"):
         module.explainer.network.scale.copy_(module.loss.unit(seen))
-    start = module.loss.loss(module.explainer.predict(seen), seen).item()
+    start = module.loss.compute(module.explainer.predict(seen), seen).item()
     fit(module, images, epochs=8)
-    assert module.loss.loss(module.explainer.predict(seen), seen) < 0.9 * start
+    assert module.loss.compute(module.explainer.predict(seen), seen) < 0.9 * start
     assert equal(state(target), before) and not any(module.training for module in target.modules())
     assert all(weight.grad is None for weight in target.parameters())
 

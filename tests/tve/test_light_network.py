@@ -27,7 +27,7 @@ def light(request, make_target, grid):
 
 def test_a_light_network_starts_near_its_trivial_guesses(light, images):
     network, target = light
-    network.calibrate(2 + torch.randn(5, 3, 2, target.embed_dim), torch.zeros(5, target.embed_dim))
+    network.initialise(2 + torch.randn(5, 3, 2, target.embed_dim), torch.zeros(5, target.embed_dim))
     predicted, embeddings = look(network, target, images)
     correction = predicted - torch.stack([network.mean_g.expand_as(embeddings), embeddings], 1)[:, None]
     assert 0 < (correction / network.scale).abs().max() < 0.5
@@ -37,7 +37,7 @@ def test_a_light_network_starts_near_its_trivial_guesses(light, images):
 def test_calibration_sets_the_mean_and_the_deviations_that_loops_find(target, grid):
     network = LightNetwork(target, grid, [0])
     wanted, embeddings = torch.randn(4, 3, 2, 24) * 3 + 1, torch.randn(4, 24)
-    network.calibrate(wanted, embeddings)
+    network.initialise(wanted, embeddings)
     for d in range(24):
         g = [wanted[b, z, 0, d].item() for b in range(4) for z in range(3)]
         h = [wanted[b, z, 1, d].item() - embeddings[b, d].item() for b in range(4) for z in range(3)]

@@ -54,7 +54,7 @@ def test_the_loss_is_the_papers(target, grid, images, reduction):
     expected = references.tve_loss(tve.network(images, seen["embedding"], maps), seen["meta"], seen["patch"])
     if reduction == "mean":
         expected = expected / 24
-    module.calibrated = True  # or the first step would calibrate the network
+    module.initialised = True  # or the first step would initialise the network
     stored = {name: value for name, value in seen.items() if name != "image"}
     for batch in (batch_of(images), seen, stored):
         torch.testing.assert_close(step(module, batch), expected, rtol=1e-4, atol=0)

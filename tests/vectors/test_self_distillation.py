@@ -101,7 +101,7 @@ def test_the_loss_is_that_of_the_teacher_and_of_what_changes_embeddings(target, 
         batch, source = Unlabelled(5, seed=3)[torch.arange(5)], TEACHERS[kind](target, grid)
         old, new = (each.embed(target.normalise(batch["image"])) for each in (target, model))
         rows = batch | source(batch) | {"embedding": old}
-        explaining = source.loss(by_hand(module.eval().explainer.target, batch["image"], 0.5), rows).item()
+        explaining = source.compute(by_hand(module.eval().explainer.target, batch["image"], 0.5), rows).item()
     mean = [sum(column) / 5 for column in old.mT.tolist()]
     spread = sum((number - mean[i]) ** 2 for row in old.tolist() for i, number in enumerate(row))
     held = sum(number**2 for change in (new - old).tolist() for number in change) / spread
