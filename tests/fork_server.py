@@ -36,6 +36,7 @@ def fork_in_place(executable, arguments, descriptors):
         return number
     try:
         end_with_parent()
+        forkserver._forkserver.__init__()  # whose lock is held: forks that want a server of their own would wait for it
         gc.freeze()  # or the collector of a fork would look at, and so copy, all that is imported
         exec(arguments[-1], {})
     finally:
