@@ -133,7 +133,9 @@ class ShapleyLabels:
     ) -> None:
         check_positive(budget=budget)
         if prior is not None and classes == "all":
-            raise InputError("expected module.labels.classes=label or predicted with module.labels.prior, got all")
+            raise InputError(
+                "expected classes=label or predicted with a prior, got all: set prior=None", "classes", "prior"
+            )
         model.check_grid(grid)
         self.classes = classes
         self.paired = paired

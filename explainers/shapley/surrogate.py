@@ -42,7 +42,7 @@ class Surrogate(TrainingModule):
         seed: int = 0,
     ) -> None:
         if target.score != "softmax":
-            raise InputError(f"expected target.score=softmax for a surrogate, got {target.score}: take KernelSHAP")
+            raise InputError(f"expected score=softmax for a surrogate, got {target.score}: take KernelSHAP", "score")
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("teacher",))
         self.teacher = copy.deepcopy(target).requires_grad_(False)
         target.check_grid(grid)

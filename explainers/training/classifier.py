@@ -53,8 +53,8 @@ class Classifier(TrainingModule):
     def _make_head(self, num_classes: int) -> None:
         if num_classes < 2:
             raise InputError(
-                f"expected at least 2 classes to tell apart, got {num_classes}: add images of another class, or correct"
-                " module.num_classes"
+                f"expected at least 2 classes to tell apart, got num_classes={num_classes}: add images of others",
+                "num_classes",
             )
         self.num_classes = num_classes
         self.target.head = nn.Linear(self.target.embed_dim, num_classes)
@@ -64,16 +64,18 @@ class Classifier(TrainingModule):
         names = list(getattr(getattr(self.trainer, "datamodule", None), "classes", ()))
         if self.num_classes is None and not names:
             raise InputError(
-                "expected images of known classes, got a data set that names none: take labelled images (data=folder),"
-                " or set module.num_classes"
+                "expected images of known classes, got a data set that names none: take labelled images, or set"
+                " num_classes=10",
+                "num_classes",
             )
         self.target.classes = names
         if self.num_classes is None:
             self._make_head(len(names))
         elif names and len(names) != self.num_classes:
             raise InputError(
-                f"expected the images to have the {self.num_classes} classes of module.num_classes, got {len(names)}"
-                f" ({', '.join(names[:5])}{', ...' * (len(names) > 5)}); leave the number out, or correct the folder"
+                f"expected images of num_classes={self.num_classes} classes, got {len(names)}"
+                f" ({', '.join(names[:5])}{', ...' * (len(names) > 5)}); leave the number out, or correct the folder",
+                "num_classes",
             )
 
     def forward(self, images: Tensor) -> Tensor:

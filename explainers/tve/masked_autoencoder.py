@@ -103,7 +103,8 @@ def _download(source: str) -> Path:
             reason = str(error).strip().partition("\n")[0]
     raise InputError(
         f"expected weights of a masked autoencoder at {source}, got none from the Hugging Face Hub ({reason}): download"
-        f" {FILES[0]} elsewhere and set explainer.network.mae to its path, or to null to start from random weights"
+        f" {FILES[0]} elsewhere and give its path, or start from random weights with mae=None",
+        "mae",
     )
 
 
@@ -185,7 +186,8 @@ class MaskedAutoencoder(nn.Module):
                 expected = list(shapes[name]) if name in shapes else "missing"
                 raise InputError(
                     f"{source} is not a masked autoencoder of this size: its {name} is {list(value.shape)}, this one's"
-                    f" is {expected}: set explainer.network to its size, or explainer.network.mae=null"
+                    f" is {expected}: take a network of its size, or mae=None",
+                    "mae",
                 )
         missing, _ = self.load_state_dict(renamed, strict=False)
         return missing

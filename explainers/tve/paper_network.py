@@ -117,8 +117,8 @@ class PaperNetwork(nn.Module):
         """Warn that a training starts from random weights; the heads learn the scale of the meta-attributions."""
         if self.mae is None and is_first_process():
             warnings.warn(
-                "the autoencoders start from random weights, those of the paper from facebook/vit-mae-base: set"
-                " explainer.network.mae=hf://facebook/vit-mae-base, or to the path of such weights",
+                "the autoencoders start from random weights, those of the paper from mae=hf://facebook/vit-mae-base or"
+                " a file of them",
                 stacklevel=2,
             )
 
