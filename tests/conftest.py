@@ -14,7 +14,9 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+import yaml
 
+yaml.SafeLoader = yaml.CSafeLoader  # Hydra reads configs by a parser in C
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `make test &` so, and commands inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -35,8 +37,9 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Choose the tests of `--quick`."""
+    """Choose the tests of `--quick`; otherwise begin with the slow ones, or at the end a process waits for one."""
     if not config.getoption("quick"):
+        items.sort(key=lambda item: not item.get_closest_marker("slow"))
         return
     chosen = {}
     for item in items:

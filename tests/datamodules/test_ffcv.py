@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import asdict, replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -240,38 +241,47 @@ def write_and_die(replacement, folder, out):
     write_beton(folder, out, SHOWN, limit=6, workers=1)
 
 
-def killed_at(replacement, folder, out):
-    """Kill the writer as it gives a file its final name: the description is the first, the images are the second."""
-    process = fork(write_and_die, replacement, folder, out)
+def kill_writers(folder, kills):
+    """Kill a writer as it gives a file its final name: the description is the first, the images are the second."""
+    import_module("ffcv.writer")  # once for all of them
+    for replacement, out in kills:
+        process = fork(write_and_die, replacement, folder, out)
+        join(process)
+        assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, folder):
+    """Files whose writer was killed: before the description was whole; before the images; so, beside earlier ones."""
+    root = tmp_path_factory.mktemp("killed")
+    outs = [root / name / "a.beton" for name in ("description", "images", "earlier")]
+    for out in outs:
+        out.parent.mkdir()
+    write_beton(draw(root / "others", names="xyz", first=100), outs[2], SHOWN, limit=6, workers=1)
+    process = fork(kill_writers, folder, list(zip((1, 2, 2), outs, strict=True)))
     join(process)
-    assert process.exitcode == -signal.SIGKILL
+    assert process.exitcode == 0
+    return outs
 
 
-def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
-    """The next run removes what stayed."""
-    out = tmp_path / "a.beton"
-    killed_at(1, folder, out)
-    assert not out.exists() and len(list(tmp_path.iterdir())) == 2  # the images and their description, unfinished
-    killed_at(2, folder, out)
-    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+def test_a_killed_run_leaves_nothing_that_looks_whole_and_the_next_removes_it(killed, folder):
+    description, images, _ = killed
+    assert not description.exists() and len(list(description.parent.iterdir())) == 2  # both are unfinished
+    names = {path.name for path in images.parent.iterdir() if not path.name.startswith(".")}
     assert names == {"a.beton.json"}
     with pytest.raises(InputError, match="expected a .beton file .*a.beton, got none; write it"):
-        FFCV(val=str(out), transform=SHOWN).setup("validate")
-    other = tmp_path / ".a.b.123.unfinished.beton"  # of another run, which writes a.b.beton
+        FFCV(val=str(images), transform=SHOWN).setup("validate")
+    other = images.parent / ".a.b.123.unfinished.beton"  # of another run, which writes a.b.beton
     other.touch()
-    assert write_beton(folder, out, SHOWN, limit=4, workers=1) == 4
-    assert {path.name for path in tmp_path.iterdir()} == {"a.beton", "a.beton.json", other.name}
-    assert check_beton(out) == 4
+    assert write_beton(folder, images, SHOWN, limit=4, workers=1) == 4
+    assert {path.name for path in images.parent.iterdir()} == {"a.beton", "a.beton.json", other.name}
+    assert check_beton(images) == 4
 
 
-def test_a_run_killed_between_description_and_images_is_noticed(tmp_path, folder):
+def test_a_run_killed_between_description_and_images_is_noticed(killed):
     """Then the file is the earlier one, which the new description does not fit, though it is as long."""
-    out = tmp_path / "a.beton"
-    other = draw(tmp_path / "images", names="xyz", first=100)
-    write_beton(other, out, SHOWN, limit=6, workers=1)
-    size = out.stat().st_size
-    killed_at(2, folder, out)
-    assert out.stat().st_size == size and check_beton(out) == 6
+    out = killed[2]
+    assert check_beton(out) == 6
     with pytest.raises(
         InputError, match=r"a.beton and .*a.beton.json to be written together, got .* write both again: "
     ):
