@@ -39,7 +39,7 @@ def check(cfg: DictConfig) -> None:
         use_random_weights(cfg)
     find_checkpoint(cfg.ckpt_path, own_checkpoint())
     splits = ("train", "val", "test") if cfg.test else ("train", "val")
-    check_places("data", cfg.data, splits)
+    check_places("data", cfg.data, splits, OmegaConf.select(cfg, "target.model.model_name"))
     check_files(cfg, starts=not (run_dir() / METRICS).exists())
 
 
