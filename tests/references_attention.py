@@ -254,8 +254,13 @@ def att_in(seen, layer):
 
 
 def glob_enc(seen, layer):
-    """Norms of the parts, rows normalised (Modarressi et al., 2022)."""
-    norms = (parts(seen, layer) ** 2).sum(-1).sqrt()
+    """Norms of the parts after the second LayerNorm of their sum, rows normalised (SkipPLUS, Section E.2)."""
+    norm, middle = seen.target.backbone.blocks[layer].norm2, seen.middles[layer].detach()
+    spread = (middle.var(-1, unbiased=False) + norm.eps).sqrt()
+    shares = [
+        (part - part.mean(-1, keepdim=True)) / spread[i] * norm.weight for i, part in enumerate(parts(seen, layer))
+    ]
+    norms = (torch.stack(shares) ** 2).sum(-1).sqrt()
     return norms / norms.sum(1, keepdim=True)
 
 

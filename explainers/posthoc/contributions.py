@@ -1,15 +1,15 @@
 """What the attention of a block carries between tokens: AttIN, GlobEnc, ALTI."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import Transitions, rollout
 from explainers.posthoc.white_box import Gradients, Output, Reads
-from explainers.transformer.blocks import value_paths
+from explainers.transformer.blocks import find_blocks, value_paths
 from explainers.transformer.recording import Record
 
 
@@ -88,16 +88,25 @@ class AttIN(Contributions):
 
 
 class GlobEnc(Contributions):
-    """Norms of what each token adds to each other, by attention and skip connection (Modarressi et al., NAACL 2022).
+    """Norms of what each token adds to each other, after the block's second normalisation (SkipPLUS, Section E.2).
 
-    GlobEnc includes the block's second skip connection but not its MLP. In a pre-norm block, the tokens then leave the
-    block as the sum of attention and first skip connection. SkipPLUS's code adds the second normalisation of this sum;
-    here it is left out. Each row of the matrix sums to 1.
+    GlobEnc (Modarressi et al., NAACL 2022) includes attention, skip connections and both normalisations of a block, but
+    not its MLP. In a pre-norm block, the second one normalises the sum of attention and first skip connection. Its
+    scale is the same for all that is added to one token: it vanishes, because each row of the matrix sums to 1.
     """
 
     def contributions(self, record: Record, layer: int, paths: Tensor) -> Tensor:
-        norms = contribution_norms(record.attention[layer], paths, record.inputs[layer])
+        norm = find_blocks(self.target)[layer].norm2
+        added, own = (normalise_summands(norm, each) for each in (paths, record.inputs[layer]))
+        norms = contribution_norms(record.attention[layer], added, own)
         return norms / norms.sum(-1, keepdim=True)
+
+
+def normalise_summands(norm: Any, summands: Tensor) -> Tensor:
+    """Apply LayerNorm, RMSNorm or nothing to summands (..., D) of tokens, without biases and the scales of tokens."""
+    centred = summands - summands.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else summands
+    weight = getattr(norm, "weight", None)
+    return centred if weight is None else centred * weight
 
 
 class ALTI(Contributions):
