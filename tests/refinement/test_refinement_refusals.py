@@ -49,6 +49,7 @@ REFUSED = [
     ("functionals", lambda again: again(functionals=torch.zeros(5, 24))),
     ("Chance", lambda refined, target, grid: refined(build("Chance", target, grid)).explain(torch.zeros(5, 24))),
     ("[5, 8, 8]", lambda images, target: explain_again(give(torch.zeros(5, 8, 8)), images, CLASSES, target=target)),
+    ("40", lambda anyhead: explain_again(anyhead, torch.zeros(1, 3, 40, 40, dtype=torch.uint8), CLASSES[:1])),
     ("passes", lambda refined: refined(passes=32)),
     ("fit=again", lambda refined: refined(explainer=None)),
     ("removal", lambda refined: refined(removal="drop")),
