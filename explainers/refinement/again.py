@@ -65,7 +65,6 @@ def explain_again(
     target = find_target(explainer, target).in_eval_mode()
     patches: PatchGrid = getattr(explainer, "grid", target.grid) if grid is None else grid
     target.check_grid(patches)
-    patches.check(images)
     check_integers(low=low, high=high)
     check_range(1, patches.num_patches, low=low, high=high)
     check_range(0, 1, share=share)
