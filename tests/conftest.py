@@ -11,6 +11,7 @@ import os
 import signal
 from collections import defaultdict
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,18 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Choose the tests of `--quick`; otherwise begin with the slow ones, or at the end a process waits for one."""
+    """Choose the tests of `--quick`; of all tests, give each process the slow ones of some files first.
+
+    pytest-xdist hands each process a part of the list; an idle one gets tests of another only between two tests.
+    """
     if not config.getoption("quick"):
-        items.sort(key=lambda item: not item.get_closest_marker("slow"))
+        processes = getattr(config, "workerinput", {}).get("workercount", 1)
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        files = list(dict.fromkeys(item.path for item in slow))
+        others = iter([item for item in items if not item.get_closest_marker("slow")])
+        parts = [[item for item in slow if files.index(item.path) % processes == i] for i in range(processes)]
+        size = len(items) // processes
+        items[:] = [each for part in parts for each in (*part, *islice(others, max(size - len(part), 0)))] + [*others]
         return
     chosen = {}
     for item in items:
