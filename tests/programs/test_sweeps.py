@@ -51,6 +51,8 @@ def documented():
 
 COMMANDS = documented()
 
+pytestmark = pytest.mark.slow  # and so in one process, which composes the jobs once
+
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
@@ -107,15 +109,11 @@ def test_a_job_is_called_after_the_overrides_in_which_it_differs(command, jobs, 
         assert any(given == name or name.endswith(",") and given.startswith(name) for given in names), names
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("evaluation", ["demo/eval", "demo/vectors_eval", "studies/anyhead"])
-def test_an_evaluation_finds_the_files_of_the_documented_sweeps(evaluation, sweep):
-    cfg = composed_once("eval", f"experiment={evaluation}")
-    settings = OmegaConf.to_container(OmegaConf.masked_copy(cfg, ["tasks", "explainers", "figures"]))
-    read = {
-        str(value)
-        for _, value in leaves(settings)
-        if re.match(r"runs/.*(_head|_sweep|_predicting|_vector)/", str(value))
-    }
+def test_evaluations_find_the_files_of_the_documented_sweeps(sweep):
     left = {folder for command in COMMANDS for folder, _ in sweep(command)}
-    assert read and all(any(file.startswith(f"{folder}/") for folder in left) for file in read)
+    for evaluation in ("demo/eval", "demo/vectors_eval", "studies/anyhead"):
+        cfg = composed_once("eval", f"experiment={evaluation}")
+        settings = OmegaConf.to_container(OmegaConf.masked_copy(cfg, ["tasks", "explainers", "figures"]))
+        of_sweeps = r"runs/.*(_head|_sweep|_predicting|_vector)/"
+        read = {str(value) for _, value in leaves(settings) if re.match(of_sweeps, str(value))}
+        assert read and all(any(file.startswith(f"{folder}/") for folder in left) for file in read)
