@@ -38,12 +38,13 @@ def build_trainer(settings: DictConfig, **parts: Any) -> Trainer:
 
 
 def read_progress(checkpoint: Path | None) -> tuple[int, int, dict[str, float]]:
-    """Number of training steps and of epochs before a checkpoint, and its metrics; 0, 0 and none without one."""
+    """Number of steps and of epochs that began before a checkpoint, and its metrics; 0, 0 and none without one."""
     if checkpoint is None:
         return 0, 0, {}
     try:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        return int(saved["global_step"]), int(saved["epoch"]), dict(saved.get("metrics", {}))
+        epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["started"]
+        return int(saved["global_step"]), int(epochs), dict(saved.get("metrics", {}))
     except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or another kind of file: resume from"

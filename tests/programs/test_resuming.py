@@ -68,6 +68,11 @@ def test_loggers_progress_processes_and_length_are_no_part_of_what_a_run_is(tmp_
         start_record(composed(*RUN, *changes, folder=tmp_path), tmp_path, may_differ=False)
 
 
+def test_fewer_epochs_than_a_run_has_done_are_refused(run):
+    train(*RUN, epochs(2), "ckpt_path=last", folder=run)
+    assert "trainer.max_epochs=2 or more" in error(train, *RUN, epochs(1), "ckpt_path=last", folder=run)
+
+
 def test_a_file_that_is_no_checkpoint_of_a_run_is_named(run):
     torch.save({"weight": torch.zeros(3)}, run / "model.pth")
     (run / "torn.ckpt").write_bytes((run / "checkpoints/last.ckpt").read_bytes()[:1000])
