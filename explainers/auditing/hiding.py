@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from explainers.auditing.audit import Effect
-from explainers.masking import PatchGrid, Removal
+from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.removal import masked_outputs
 from explainers.models.scores import log_odds
@@ -48,7 +48,6 @@ def hide(
     numbers: Tensor,
     hidden: Tensor,
     predicted: int,
-    removal: Removal = "zero",
     seed: int = 0,
 ) -> Hiding:
     """Hide patches of images, `PASSES` forward passes each.
@@ -60,7 +59,6 @@ def hide(
         numbers: of the photos, (B,), on which the random patches depend.
         hidden: patches of the group, boolean (B, N).
         predicted: the class.
-        removal: what replaces hidden patches.
         seed: of the random patches.
     """
     others = torch.stack([random_others(hidden, numbers, seed * DRAWS + draw) for draw in range(DRAWS)], 1)
@@ -68,7 +66,7 @@ def hide(
     with torch.no_grad():
         normalised = target.normalise(images.to(target.mean.device))
         keep = ~gone.to(normalised.device)
-        logits = masked_outputs(target, target.classify, normalised, keep, grid, removal).float().cpu()
+        logits = masked_outputs(target, target.classify, normalised, keep, grid, "zero").float().cpu()
     classes = torch.full((len(images) * PASSES,), predicted)
     odds = log_odds(logits.flatten(0, 1), classes, target.score).view(len(images), PASSES).double()
     of_group, of_others = odds[:, 0] - odds[:, 1], odds[:, 0] - odds[:, 2:].mean(1)

@@ -51,7 +51,6 @@ class Tally:
         num_classes: K.
         num_patches: N.
         hidden: number of images of each group that are drawn for hiding.
-        seed: of this draw.
 
     Attributes:
         predicted: number of images predicted as each class, (K,).
@@ -70,10 +69,9 @@ class Tally:
         without: images of the group's class, by label if it is known, that lack the group; mistakes first.
     """
 
-    def __init__(self, centres: Centres, num_classes: int, num_patches: int, hidden: int, seed: int) -> None:
+    def __init__(self, centres: Centres, num_classes: int, num_patches: int, hidden: int) -> None:
         self.centres = centres
         self.num_hidden = hidden
-        self.seed = seed
         self.knows_object = False
         groups = len(centres.classes)
         self.predicted, self.labelled, self.right, self.totals = torch.zeros(4, num_classes).double()
@@ -138,7 +136,7 @@ class Tally:
         wrong: Tensor,
     ) -> None:
         """Keep the first images of each group: candidates for hiding, examples, and images without."""
-        luck = uniform(shard.numbers.long(), self.seed).tolist()
+        luck = uniform(shard.numbers.long(), seed=0).tolist()
 
         def take(kept: list[Candidate], key: tuple[float, ...], row: int, group: int, most: int) -> None:
             if not most or (len(kept) == most and kept[-1].key <= key):
@@ -166,10 +164,9 @@ def tally(
     on_object: OnObject | None = None,
     sources: Sequence[str] | None = None,
     hidden: int = 32,
-    seed: int = 0,
 ) -> Tally:
     """Sum all that `Group` says, in one pass over the shards; only one of them is in memory."""
-    sums = Tally(centres, target.num_classes, num_patches, hidden, seed)
+    sums = Tally(centres, target.num_classes, num_patches, hidden)
     for shard in store.shards():
         sums.add(shard, target, on_object, sources)
     return sums
