@@ -1,17 +1,13 @@
 """The folder of a run: its name, where it is, and that only one command at a time writes to it."""
 
 import os
-import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
@@ -45,58 +41,6 @@ def run_name(name: str) -> str:
 
 for resolver in (file_name, folder_name, data_name, run_name):
     OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
-
-
-class Folders(Callback):
-    """Hydra's callback that names the folders of a sweep."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        HydraConfig.instance().set_config(config)  # Hydra itself does so later; names of runs interpolate it
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        name_jobs(config)
-        HydraConfig.instance().set_config(config)
-
-
-def name_jobs(config: DictConfig) -> None:
-    """Add to the folder of each job of a sweep the overrides that differ between jobs and that it does not name yet.
-
-    Hydra composes each job from the overrides of `config`, that of the whole sweep, on any launcher. Two of its own
-    settings are added to them: the folder of a job, and which overrides `hydra.job.override_dirname` leaves out.
-    """
-    settings: Any = OmegaConf.to_container(config)  # interpolations stay
-    hydra = settings["hydra"]
-    params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
-    overrides = OverridesParser.create().parse_overrides([*hydra["overrides"]["task"], *params])
-    swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
-    subdir = hydra["sweep"]["subdir"]
-    added = swept - find_interpolated(f"{hydra['sweep']['dir']}/{subdir}", settings)
-    if not added:
-        return
-    subdir = quote(f"{subdir},${{file_name:${{hydra:job.override_dirname}},120}}")
-    fixed = ",".join(f"'{key}'" for key in sorted({override.key_or_group for override in overrides} - added))
-    config.hydra.overrides.hydra.extend(
-        [f"hydra.sweep.subdir={subdir}", f"hydra.job.config.override_dirname.exclude_keys=[{fixed}]"]
-    )
-
-
-def find_interpolated(text: str, settings: Any) -> set[str]:
-    """The keys and groups that a text of a config interpolates, also through other keys of `settings`, nested dicts.
-
-    A key of which only the name of a folder is used does not count: two folders may have the same name.
-
-    >>> text = "${name}/${folder_name:${data.root}}/${data.domain}"
-    >>> sorted(find_interpolated(text, {"name": "tve_${hydra:runtime.choices.target}"}))
-    ['data.domain', 'name', 'target']
-    """
-    keys = set()
-    text = re.sub(r"\$\{folder_name:\$\{[^}]*\}\}", "", text)
-    for choices, key in re.findall(r"\$\{(hydra:runtime\.choices\.)?([\w.]+)\}", text):
-        value = None if choices else settings
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        keys |= {key} | (find_interpolated(value, settings) if isinstance(value, str) else set())
-    return keys
 
 
 def quote(value: str | Path) -> str:

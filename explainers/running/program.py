@@ -69,6 +69,7 @@ All of them: docs/training.md, docs/evaluation.md"""
 def start(program: Callable[[], Any]) -> None:
     """Run a program of `hydra.main`; a mistake in its command ends it with one line, before anything else is done."""
     own = Path(sys.argv[0]).name
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # Hydra wants it there
     if {"--help", "-h"} & set(sys.argv[1:]):
         print(HELP.format(program=own, experiments=indent("\n".join(list_experiments(own)), "  ")))
         return

@@ -25,6 +25,7 @@ from explainers.vectors.lambda_sweep import (
     Row,
     best_row,
     curvature,
+    loss_of,
     summary,
     sweep_points,
 )
@@ -130,7 +131,8 @@ class ExplainabilityVector(LightningModule):
         self.rows = self.sweep.compute()
         best = best_row(self.rows, self.selection.tolerance, self.selection.metric, self.keeps_unchanged)
         self.best = Point(best["lambda_1"], best["lambda_2"])
-        numbers = best | self.vector.cosines | {"curvature": curvature(self.rows)}
+        numbers = {"loss": loss_of(best, self.selection.metric), "curvature": curvature(self.rows)}
+        numbers |= best | self.vector.cosines
         self.log_dict({f"val/{name}": value for name, value in numbers.items()})
         for name, value in self.vector.cosines.items():
             if round(value, 2) < 0 and self.trainer.is_global_zero:
@@ -148,6 +150,8 @@ class ExplainabilityVector(LightningModule):
         rows = self.sweep.compute(list(dict.fromkeys([UNCHANGED, self.best])))
         for name, row in (("untouched", rows[0]), ("transferred", rows[-1])):
             self.log_dict({f"test/{name}/{key}": value for key, value in row.items()})
+        if self.trainer.is_global_zero:
+            print("on test images:", summary([rows[0], rows[-1]], rows[-1], self.selection.metric))
 
     def export(self, folder: Path) -> Path:
         """Write the transferred model to `model.safetensors`, and the vector, without λ₂, to `vector.safetensors`.

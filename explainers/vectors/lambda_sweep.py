@@ -152,6 +152,11 @@ class LambdaSweep(nn.Module):
         return [point._asdict() | self.metrics[self.points.index(point)].compute() for point in points or self.points]
 
 
+def loss_of(row: Row, metric: Agreement) -> float:
+    """What a sweep minimises: the metric, or its negative where more of it is better."""
+    return -row[metric] if agreement_metrics(k=1)[metric].higher_is_better else row[metric]
+
+
 @checks_choices
 def best_row(sweep: Sequence[Row], tolerance: float, metric: Agreement, unchanged: bool = True) -> Row:
     """The row with the best metric among the rows that lose at most `tolerance` of the first row's accuracy.
@@ -170,10 +175,9 @@ def best_row(sweep: Sequence[Row], tolerance: float, metric: Agreement, unchange
     """
     accuracy = _name_accuracy(sweep)
     lowest = sweep[0][accuracy] - tolerance - 1e-6  # for the rounding of float32 accuracies
-    sign = 1 if agreement_metrics(k=1)[metric].higher_is_better else -1
     allowed = [row for row in sweep if row[accuracy] >= lowest]
     candidates = allowed if unchanged else allowed[1:] or allowed
-    return max(candidates, key=lambda row: -math.inf if math.isnan(row[metric]) else sign * row[metric])
+    return min(candidates, key=lambda row: math.inf if math.isnan(row[metric]) else loss_of(row, metric))
 
 
 def _name_accuracy(sweep: Sequence[Row]) -> str:
@@ -195,12 +199,13 @@ def curvature(sweep: Sequence[Row]) -> float:
 
 
 def summary(sweep: Sequence[Row], best: Row, metric: str) -> str:
-    """One line: the selected point, and how it changes the accuracy and the metric that selected it.
+    """One line: the selected point, and how it changes the accuracy and the metric that selects.
 
     >>> rows = [{"lambda_1": 1.0, "lambda_2": value, "accuracy": 0.9, "iou": value} for value in (0.0, 0.5)]
     >>> summary(rows, rows[1], "iou")
-    'best of 2 points: λ₁ = 1, λ₂ = 0.5; accuracy 0.9 → 0.9, iou 0 → 0.5'
+    'λ₁ = 1, λ₂ = 0.5; accuracy 0.9 → 0.9, iou 0 → 0.5'
     """
     changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in (_name_accuracy(sweep), metric))
     point = f"λ₁ = {best['lambda_1']:g}, λ₂ = {best['lambda_2']:g}"
-    return f"best of {len(sweep)} points: {point}; {', '.join(changes)}"
+    single = len(sweep) == 2 and best is sweep[1]  # nothing was chosen
+    return f"{'' if single else f'best of {len(sweep)} points: '}{point}; {', '.join(changes)}"

@@ -5,7 +5,12 @@ import json
 
 import pytest
 from commands import QUIET, ROOT, composed, evaluate, train
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+
+import train as training
 
 from explainers.saved.weights import read_weights
 from explainers.shapley import ShapleyLabels
@@ -14,22 +19,25 @@ from explainers.vectors import SelfExplaining
 TINY = ("target=tiny", "grid.patch_size=16", "++grid.differs=true", *QUIET)
 FAST = ("trainer.max_epochs=1", "data.batch_size=8", "data.size.train=16", "callbacks=train")
 MEASURED = ("logger=csv", "data.size.val=6")
+LAMBDAS = "0.25", "0.75", "1.5"
 
 
 class Repeated(Exception):
     """Something is computed for a second time."""
 
 
-def transfer(root, *own, name):
-    return train(
+def list_overrides(root):
+    return [
         "experiment=demo/vector",
         *(*TINY, *MEASURED, f"cache_dir={root / 'cache'}"),
         *("data.size.test=4", "data.domain=small", "module.labels.budget=20"),
         f"module.vector.explaining=[{root / 'source/model.safetensors'}]",
         f"module.onto={root / 'predicting/model.safetensors'}",
-        *own,
-        folder=root / name,
-    )
+    ]
+
+
+def transfer(root, *own, name):
+    return train(*list_overrides(root), *own, folder=root / name)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +85,32 @@ def test_a_sweep_of_jobs_repeats_neither_labels_nor_jobs(runs, monkeypatch):
     (runs / "job_1.0/model.safetensors").unlink()
     with pytest.raises(Repeated):
         transfer(runs, "module.lambda_2=1.0", name="job_1.0")
+
+
+def sweep(*overrides):
+    """Run `python train.py -m` in this process."""
+    earlier = HydraConfig.instance().cfg
+    try:
+        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+            GlobalHydra.instance().hydra.multirun("train", training.main.__wrapped__, [*overrides], False)
+    finally:
+        HydraConfig.instance().cfg = earlier
+
+
+@pytest.mark.slow
+def test_validation_chooses_one_job_of_a_sweep_which_alone_is_tested(runs, capsys):
+    places = f"hydra.sweep.dir={runs}", "hydra.sweep.subdir=swept"
+    sweep(*list_overrides(runs), f"module.lambda_2={','.join(LAMBDAS)}", "module.selection.tolerance=1", *places)
+    lines = capsys.readouterr().out.splitlines()
+    found = {value: json.loads((runs / f"swept,module.lambda_2={value}/metrics.json").read_text()) for value in LAMBDAS}
+    losses = {value: metrics["val/loss"] for value, metrics in found.items()}
+    assert losses == {value: -metrics["val/rank_correlation"] for value, metrics in found.items()}
+    order = sorted(losses, key=losses.get)
+    tested = [value for value, metrics in found.items() if any(name.startswith("test/") for name in metrics)]
+    assert tested == order[:1]
+    values = ", ".join(f"module.lambda_2={value} {losses[value]:.4g}" for value in order)
+    assert lines[-1].startswith(f"best of 3 jobs by val/loss: module.lambda_2={order[0]} ({values}); tested, ")
+    assert sum(line.startswith("on test images: ") for line in lines) == 1
 
 
 @pytest.mark.slow
