@@ -8,13 +8,19 @@ W_DEIT="target=deit_tiny weights=deit_tiny_patch16_224.in1k.fp16.safetensors dat
 models_tve() { # for a target: vit_base, swin_base or deit_base; experiment=tve_vitb downloads facebook/vit-mae-base; data.download=true fetches CIFAR
   target=${1:-vit_base}
   T="target=$target"
+  SHAPLEY="explainer.network.freeze=false" ROWS=
+  case $target in
+    swin*) SHAPLEY="explainers@explainer=shapley_light" ROWS="explainers@explainers.vit_shapley.explainer=shapley_light reference.target=Swin-Base" ;;
+    deit*) ROWS="reference.target=DeiT-Base" ;;
+  esac
   python train.py experiment=tve_vitb $T $W
   python train.py experiment=linear_head data=imagenette $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
   python train.py experiment=linear_head data=cats_vs_dogs $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
   python train.py experiment=linear_head data=cifar10_torchvision name=cifar10_${target}_head $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
-  python train.py experiment=vit_shapley $T cache=none explainer.network.freeze=false module.loss.coalitions=32 module.optimizer.lr=1e-4 $W
-  python eval.py experiment=papers/tve $T data@tasks.cifar10.data=cifar10_torchvision $W
-  # Tables 6 to 8: target=vit_large data.batch_size=32 trainer.accumulate_grad_batches=2, heads of data=cifar100 and data=mura
+  python train.py experiment=vit_shapley $T $SHAPLEY data=imagenet cache=none trainer=ddp trainer.devices=4 trainer.max_epochs=-1 trainer.max_steps=200000 \
+    module.loss.coalitions=32 module.optimizer.lr=1e-4 $W
+  python eval.py experiment=papers/tve $T $ROWS data@tasks.cifar10.data=cifar10_torchvision $W
+  # Tables 6 to 8: target=vit_large data.batch_size=32 trainer.accumulate_grad_batches=2, heads of data=cifar100 and data=mura; they have no ViT-Shapley
 }
 
 models_finetuned() { # Figure 4 of TVE
@@ -39,7 +45,7 @@ models_vectors() { # CLIP ViT-B/32 with text heads; data.download=true fetches w
     python train.py experiment=self_explaining data=$d name=${d}_predicting $PREDICTING $CLIP $TEXT $E $W
     python train.py experiment=self_explaining data=$d name=${d}_explaining $CLIP $TEXT $E $W
     python train.py experiment=explainability_vector source=imagenet data=$d name=vector_$d $CLIP $W
-    python eval.py experiment=papers/vectors tasks=$d tasks.$d.data.halve=true tasks.$d.data.limit.test=200 $W
+    python eval.py experiment=papers/vectors tasks=$d tasks.$d.data.halve=true test_images=200 $W
   done
 }
 
@@ -48,18 +54,18 @@ tve() {
   python train.py experiment=linear_head data=imagenette data.limit.train=1000 data.limit.val=200 $W_TINY
   python train.py experiment=linear_head data=cats_vs_dogs data.limit.train=1000 data.limit.val=200 $W_TINY
   python eval.py experiment=papers/tve explainers@explainers.tve=tve '~explainers.vit_shapley' 'tasks=[imagenette,cats_vs_dogs]' evaluation.levels=11 \
-    evaluation.chunk_size=64 tasks.imagenette.data.limit.test=30 tasks.cats_vs_dogs.data.limit.test=30 $W_TINY trainer.precision=bf16-mixed
+    evaluation.chunk_size=64 test_images=30 $W_TINY trainer.precision=bf16-mixed
   python eval.py name=replot results.files=[docs/results/tve_imagenette.json,docs/results/tve_cats_vs_dogs.json] figures=[curves,bars]
   python benchmarks/explain.py --baselines --target vit_tiny --skip shared --skip paper --skip oracle --rounds 1 --batch-size 2 --tasks 1 --threads 1 --precision bf16
 }
 
 skipplus() {
-  python eval.py experiment=papers/skipplus $W_TINY tasks.imagenet_val.data.test.limit=50 evaluation.levels=6 name=skipplus \
+  python eval.py experiment=papers/skipplus $W_TINY test_images=50 evaluation.levels=6 name=skipplus \
     'methods=[AttentionRollout,AttIN-SkipPLUS,GlobEnc-Rollout,GlobEnc-SkipPLUS,ALTI-Rollout,{ALTI-Rollout:{sum_to:block}},ALTI-SkipPLUS,DecompX,DecompX-PLUS,DecompX-SkipPLUS,TokenGradient,TokenGradient-SkipPLUS,AttentionGradient,AttentionGradient-SkipPLUS,GAE,GradSAM,GenAtt-SkipPLUS,FullGrad,FullGrad-SkipPLUS,InputXGradient,CAT,InputXGradient-SkipPLUS,AttCAT,AttIxG-SkipPLUS,{GradCAM:{relu:false,tokens:input}},GradCAM-SkipPLUS,XGradCAMPlus-SkipPLUS,XGradCAM-SkipPLUS,GradCAMPlusPlus-SkipPLUS,{HiResCAM:{layer:-2,tokens:input}},ElementWiseCAM-SkipPLUS,LayerCAM-SkipPLUS,AttentionGradCAM]'
-  python eval.py experiment=papers/skipplus $W_TINY tasks=[ecssd] evaluation.classes=predicted evaluation.curves=[] figures=[] tasks.ecssd.data.test.limit=50 name=skipplus_ecssd
+  python eval.py experiment=papers/skipplus $W_TINY tasks=[ecssd] evaluation.classes=predicted evaluation.curves=[] figures=[] test_images=50 name=skipplus_ecssd
   python eval.py results.files=[docs/results/skipplus.json] differences=DecompX-SkipPLUS figures=[radar] name=skipplus_radar \
     figures.radar.explainers=[chance,ALTI-SkipPLUS,AttCAT,GAE,InputXGradient-SkipPLUS,FullGrad-SkipPLUS,GradCAM-SkipPLUS,DecompX-SkipPLUS]
-  python eval.py experiment=papers/skipplus $W_TINY tasks.imagenet_val.data.test.limit=50 evaluation.levels=6 explainers=[] figures=[cutoff] name=skipplus_cutoff \
+  python eval.py experiment=papers/skipplus $W_TINY test_images=50 evaluation.levels=6 explainers=[] figures=[cutoff] name=skipplus_cutoff \
     'methods=[{DecompX-PLUS:{start:[0,1,2,3,4,5,6,7,8,9,10,11]}},{AttIxG-PLUS:{start:[0,1,2,3,4,5,6,7,8,9,10,11]}}]'
   python eval.py figures=[cutoff] results.files=[docs/results/skipplus_cutoff.json] name=skipplus_cutoff_again
   python eval.py experiment=explain $W_TINY data.root=photos/ 'pictures.classes=[espresso,Egyptian cat]' name=skipplus_classes \
@@ -67,26 +73,26 @@ skipplus() {
 }
 
 tokentm() {
-  python eval.py experiment=papers/tokentm $W_TINY trainer.precision=bf16-mixed tasks=[imagenet_val] tasks.imagenet_val.data.test.limit=50 name=tokentm
-  python eval.py experiment=papers/tokentm $W_TINY tasks=[ecssd] evaluation.curves=[] ~figures tasks.ecssd.data.test.limit=50 name=tokentm_ecssd
+  python eval.py experiment=papers/tokentm $W_TINY trainer.precision=bf16-mixed tasks=[imagenet_val] test_images=50 name=tokentm
+  python eval.py experiment=papers/tokentm $W_TINY tasks=[ecssd] evaluation.curves=[] ~figures test_images=50 name=tokentm_ecssd
   python train.py experiment=linear_head data=cifar10 trainer.max_epochs=5 $W_TINY
-  python eval.py experiment=papers/tokentm $W_TINY trainer.precision=bf16-mixed tasks=[cifar10] tasks.cifar10.data.limit.test=50 \
+  python eval.py experiment=papers/tokentm $W_TINY trainer.precision=bf16-mixed tasks=[cifar10] test_images=50 \
     tasks.cifar10.target.head=runs/cifar10_vit_tiny_head/head.safetensors name=tokentm_cifar10
   python eval.py results.files=[docs/results/tokentm.json,docs/results/tokentm_ecssd.json] ~figures name=tokentm_again
 }
 
 vit_cx() {
-  python eval.py experiment=papers/vit_cx $W_TINY trainer.precision=bf16-mixed evaluation.levels=6 tasks.imagenet_val.data.test.limit=50 name=vit_cx \
+  python eval.py experiment=papers/vit_cx $W_TINY trainer.precision=bf16-mixed evaluation.levels=6 test_images=50 tasks.imagenet_val.data.eval_batch_size=10 name=vit_cx \
     'methods=[ViTCX,{ViTCX:{delta:0}},{ViTCX:{random:100}},{ViTCX:{sigma:0}},{ViTCX:{combine:sum}},{ViTCX:{sigma:0,combine:sum}},{ViTCX:{features:norm,released:true}},AttentionRollout,PartialLRP,TransformerAttribution,GAE,{TAM:{steps:10}},{RISE:{masks:100}},{GradCAM:{relu:false,tokens:input}},{IntegratedGradients:{steps:10}},{SmoothGrad:{samples:10}}]'
-  python eval.py experiment=papers/vit_cx $W_DEIT trainer.precision=bf16-mixed evaluation.levels=6 tasks.imagenet_val.data.test.limit=50 name=vit_cx_deit \
+  python eval.py experiment=papers/vit_cx $W_DEIT trainer.precision=bf16-mixed evaluation.levels=6 test_images=50 tasks.imagenet_val.data.eval_batch_size=10 name=vit_cx_deit \
     'methods=[ViTCX,{ViTCX:{delta:0}},{ViTCX:{features:norm,released:true}},AttentionRollout,PartialLRP,TransformerAttribution,GAE,{RISE:{masks:100}},{GradCAM:{relu:false,tokens:input}},{IntegratedGradients:{steps:10}},{SmoothGrad:{samples:10}}]'
-  python eval.py experiment=papers/vit_cx $W_TINY trainer.precision=bf16-mixed explainers=[] evaluation.curves=[] ~figures tasks.imagenet_val.data.test.limit=50 \
+  python eval.py experiment=papers/vit_cx $W_TINY trainer.precision=bf16-mixed explainers=[] evaluation.curves=[] ~figures test_images=50 tasks.imagenet_val.data.eval_batch_size=10 \
     name=vit_cx_coverage 'evaluation.reference=ViTCX\(combine\=coverage\)' 'methods=[ViTCX,{ViTCX:{combine:sum}},{ViTCX:{combine:coverage}}]'
   python eval.py results.files=[docs/results/vit_cx.json] figures=[bars] reference=paper name=vit_cx_again
 }
 
 masks() {
-  python eval.py $W_TINY tasks=[ecssd] explainers=[chance] methods=[GAE,DecompX-SkipPLUS] evaluation.curves=[] figures=[] tasks.ecssd.data.test.limit=50 \
+  python eval.py $W_TINY tasks=[ecssd] explainers=[chance] methods=[GAE,DecompX-SkipPLUS] evaluation.curves=[] figures=[] test_images=50 \
     'evaluation.localization=[pointing_game,average_precision,segmentation,box_accuracy]' name=ecssd
 }
 
