@@ -17,8 +17,8 @@ models_tve() { # for a target: vit_base, swin_base or deit_base; experiment=tve_
   python train.py experiment=linear_head data=imagenette $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
   python train.py experiment=linear_head data=cats_vs_dogs $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
   python train.py experiment=linear_head data=cifar10_torchvision name=cifar10_${target}_head $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
-  python train.py experiment=vit_shapley $T $SHAPLEY data=imagenet cache=none trainer=ddp trainer.devices=4 trainer.max_epochs=-1 trainer.max_steps=200000 \
-    module.loss.coalitions=32 module.optimizer.lr=1e-4 $W
+  python train.py experiment=vit_shapley $T $SHAPLEY data.train.roots=[/data/imagenet/train] data.val.roots=[/data/imagenet/val] data.num_workers=8 \
+    cache=none trainer=ddp trainer.devices=4 trainer.max_epochs=-1 trainer.max_steps=200000 module.loss.coalitions=32 module.optimizer.lr=1e-4 $W
   python eval.py experiment=papers/tve $T $ROWS data@tasks.cifar10.data=cifar10_torchvision $W
   # Tables 6 to 8: target=vit_large data.batch_size=32 trainer.accumulate_grad_batches=2, heads of data=cifar100 and data=mura; they have no ViT-Shapley
 }
@@ -60,8 +60,7 @@ tve() {
 }
 
 skipplus() {
-  python eval.py experiment=papers/skipplus $W_TINY test_images=50 evaluation.levels=6 name=skipplus \
-    'methods=[AttentionRollout,AttIN-SkipPLUS,GlobEnc-Rollout,GlobEnc-SkipPLUS,ALTI-Rollout,{ALTI-Rollout:{sum_to:block}},ALTI-SkipPLUS,DecompX,DecompX-PLUS,DecompX-SkipPLUS,TokenGradient,TokenGradient-SkipPLUS,AttentionGradient,AttentionGradient-SkipPLUS,GAE,GradSAM,GenAtt-SkipPLUS,FullGrad,FullGrad-SkipPLUS,InputXGradient,CAT,InputXGradient-SkipPLUS,AttCAT,AttIxG-SkipPLUS,{GradCAM:{relu:false,tokens:input}},GradCAM-SkipPLUS,XGradCAMPlus-SkipPLUS,XGradCAM-SkipPLUS,GradCAMPlusPlus-SkipPLUS,{HiResCAM:{layer:-2,tokens:input}},ElementWiseCAM-SkipPLUS,LayerCAM-SkipPLUS,AttentionGradCAM]'
+  python eval.py experiment=papers/skipplus $W_TINY test_images=50 evaluation.levels=6 name=skipplus
   python eval.py experiment=papers/skipplus $W_TINY tasks=[ecssd] evaluation.classes=predicted evaluation.curves=[] figures=[] test_images=50 name=skipplus_ecssd
   python eval.py results.files=[docs/results/skipplus.json] differences=DecompX-SkipPLUS figures=[radar] name=skipplus_radar \
     figures.radar.explainers=[chance,ALTI-SkipPLUS,AttCAT,GAE,InputXGradient-SkipPLUS,FullGrad-SkipPLUS,GradCAM-SkipPLUS,DecompX-SkipPLUS]

@@ -1,5 +1,5 @@
-# The commands behind docs/results/vectors.md, from the root of the project: bash docs/results/vectors.sh real|digits|transfers
-# `real` needs data/{imagenet_samples,imagenette,caltech,cats_vs_dogs,cifar10}; `transfers` needs `real` and `digits`.
+# The commands behind docs/results/vectors.md, from the root of the project: bash docs/results/vectors.sh paper|real|digits|transfers
+# `paper` needs data/{imagenette,cats_vs_dogs,cifar10}; `real` needs data/{imagenet_samples,imagenette,caltech,cats_vs_dogs,cifar10}; `transfers` needs `real` and `digits`.
 set -e
 DEIT="weights=deit_tiny_patch16_224.in1k.fp16.safetensors"
 W112="weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed"
@@ -40,6 +40,35 @@ real() { # of ViT-Tiny, or `real deit` of DeiT-Tiny: the same commands
   CURVES="" # the sweeps of λ₂
   for t in $TASKS; do CURVES="$CURVES,$t:runs/${PREFIX}vector_$t/csv/version_0/metrics.csv"; done
   python eval.py results.files=[] name=vectors_real$SUFFIX figures=lambdas "figures.lambdas.files={${CURVES:1}}"
+}
+
+paper() { # the paper's own recipe, on 320 images of each task, each of which is the source of the two others
+  local MODEL="target=vit_tiny +target.model.img_size=112 grid.image_size=112 grid.patch_size=16 ++grid.differs=false ${W112/bf16-mixed/32-true}"
+  local IMAGES="data.halve=true data.limit.val=40" ALL="imagenette cats_vs_dogs cifar10"
+  local FEW="module.head.scale=20 data.batch_size=32 trainer.max_epochs=20 data.limit.train=320" PREDICTING="module.alpha=1 module.teacher=null"
+  for t in $ALL; do # the explained model; then, with a higher rate, one that explains itself and its prediction-only twin
+    python train.py experiment=self_explaining data=$t name=${t}_predicting $PREDICTING module.optimizer.lr=5e-5 $FEW $MODEL $IMAGES
+    python train.py experiment=self_explaining data=$t name=${t}_explaining module.optimizer.lr=2e-4 $FEW $MODEL $IMAGES callbacks=train
+    python train.py experiment=self_explaining data=$t name=${t}_twin $PREDICTING module.optimizer.lr=2e-4 $FEW $MODEL $IMAGES callbacks=train
+  done
+  for t in $ALL; do
+    local rows=""
+    for s in ${ALL/$t/}; do
+      python train.py experiment=explainability_vector data=$t source=$s name=vector_${s}_$t test=false $MODEL $IMAGES \
+        'module.vector.predicting=[runs/${source}_twin/model.safetensors]'
+      rows="$rows $(row from_$s runs/vector_${s}_$t/model.safetensors)"
+    done
+    python train.py experiment=explainability_vector data=$t vector=shipped name=shipped_$t lambda_2=1.0 test=false $MODEL $IMAGES
+    rows="$rows $(row shipped runs/shipped_$t/model.safetensors) explainers.shipped.temperature=2"
+    rows="$rows $(row paths runs/shipped_$t/scaled.safetensors) explainers.paths.temperature=2" # of the unchanged model
+    python eval.py experiment=papers/vectors tasks=$t name=vectors_paper_$t ~explainers.transferred $rows methods=[DecompX-PLUS] \
+      explainers.no_transfer_scaled.weights=runs/vector_${s}_$t/scaled.safetensors "figures.passes.one=[chance,upper_bound]" \
+      $MODEL tasks.$t.data.halve=true test_images=30
+  done
+}
+
+row() { # a self-explaining model as one more row: its name and its file
+  echo "+explainers@explainers.$1=self_explainer explainers.$1.weights=$2"
 }
 
 digits() {

@@ -192,14 +192,9 @@ def describe(name):
 
 def shorten(said):
     """What the lines say about a model, in a few words."""
-    if inside := re.search(
-        r"a (\S+) of (\S+) inside \((\S+)\), with (?:the rest as its )?(no head|head \(.*?\))", said
-    ):
-        return f"{inside[1]} of {inside[2]} inside (`{inside[3]}`), {inside[4]}"
-    if "computed in timm's architecture" in said:
-        return "timm's architecture"
-    if taken := re.search(r"^(\w+): taken off", said):
-        return f"{taken[1]} taken off"
+    for word, found in (("inside (", "the backbone inside"), ("computed in timm's", "timm's"), (": taken off", "unwrapped")):
+        if word in said:
+            return found
     return "as it is"
 
 
@@ -214,7 +209,7 @@ def print_table():
     for name in HELD:
         row = describe(name)
         alike.setdefault((family(name), row.found, row.methods, row.auto), {})[name] = row.difference
-    print("| Models as held | Found as | Outputs differ by at most | Methods | `auto` |\n|---|---|---:|---:|---|")
+    print("| Models as held | Computed | Outputs differ by at most | Methods | `auto` |\n|---|---|---:|---:|---|")
     for (library, found, methods, auto), differences in alike.items():
         most = max(differences.values())
         names = library + "; ".join(name.removeprefix(library) for name in differences)
