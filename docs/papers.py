@@ -1,4 +1,4 @@
-"""Draws the recipes of papers.yaml into papers.md: python docs/papers.py. A recipe is what a table of a paper was made with."""
+"""Draws the recipes of papers.yaml, what the papers' tables were made with, into papers.md: python docs/papers.py."""
 
 import re
 from pathlib import Path
@@ -10,15 +10,13 @@ PROGRAMS = {True: "eval.py", False: "train.py"}
 
 
 def draw(recipes: dict[str, list[dict[str, str]]]) -> str:
-    """The recipes of a paper, experiment → settings, as Markdown: those that are the same in a line, others in a table."""
+    """The recipes of a paper, experiment → settings: a line of those that are the same, and a table of the others."""
     rows = [row for settings in recipes.values() for row in settings]
     differs = [row for row in rows if {"ours", "measured"} & row.keys()]
     same = "; ".join(f"{row['setting']} ({row['paper']})" for row in rows if row not in differs)
     lines = [f"As in the paper: {same}.", "", "| Setting | Paper | Our command | Below |", "|---|---|---|---|"]
-    lines += [
-        f"| {row['setting']} | {row['paper']} | {row.get('ours', '=')} | {row.get('measured', '=')} |" for row in differs
-    ]
-    return "\n".join(lines)
+    cells = [(row["setting"], row["paper"], row.get("ours", "="), row.get("measured", "=")) for row in differs]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in cells)])
 
 
 def draw_page(page: str, recipes: dict[str, dict[str, list[dict[str, str]]]]) -> str:

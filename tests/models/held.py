@@ -192,10 +192,8 @@ def describe(name):
 
 def shorten(said):
     """What the lines say about a model, in a few words."""
-    for word, found in (("inside (", "the backbone inside"), ("computed in timm's", "timm's"), (": taken off", "unwrapped")):
-        if word in said:
-            return found
-    return "as it is"
+    words = {"inside (": "the backbone inside", "computed in timm's": "timm's", ": taken off": "unwrapped"}
+    return next((found for word, found in words.items() if word in said), "as it is")
 
 
 def family(name):

@@ -11,7 +11,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 import train as training
-
 from explainers.saved.weights import read_weights
 from explainers.shapley import ShapleyLabels
 from explainers.vectors import SelfExplaining
