@@ -56,7 +56,6 @@ tve() {
   python eval.py experiment=papers/tve explainers@explainers.tve=tve '~explainers.vit_shapley' 'tasks=[imagenette,cats_vs_dogs]' evaluation.levels=11 \
     evaluation.chunk_size=64 test_images=30 $W_TINY trainer.precision=bf16-mixed
   python eval.py name=replot results.files=[docs/results/tve_imagenette.json,docs/results/tve_cats_vs_dogs.json] figures=[curves,bars]
-  python benchmarks/explain.py --baselines --target vit_tiny --skip shared --skip paper --skip oracle --rounds 1 --batch-size 2 --tasks 1 --threads 1 --precision bf16
 }
 
 skipplus() {
