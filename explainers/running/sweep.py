@@ -26,10 +26,10 @@ class Sweep(Callback):
     """
 
     def __init__(self) -> None:
-        self.jobs: list[JobReturn] = []
+        self.jobs: list[Any] = []  # JobReturn, which declares all it has as optional
         self.chosen: set[str] = set()
         self.tests = False
-        self.task: Callable[[DictConfig], Any] | None = None
+        self.task: Any = None
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         HydraConfig.instance().set_config(config)  # Hydra itself does so later; names of runs interpolate it
@@ -50,8 +50,10 @@ class Sweep(Callback):
         self.jobs.append(job_return)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Compare the jobs of each task that have ended in this process; those of a cluster are in others."""
-        tasks: dict[tuple[str, ...], list[JobReturn]] = {}
+        """Compare the jobs of each task, which have ended in this process, unless they are a cluster's."""
+        if self.chosen and not self.jobs:
+            print("jobs of a cluster are neither compared nor tested: run the best one again with test=true")
+        tasks: dict[tuple[str, ...], list[Any]] = {}
         for job in self.jobs if self.chosen else ():
             if job.status == JobStatus.COMPLETED and job.return_value is not None:
                 tasks.setdefault(tuple(self.list_values(job, chosen=False)), []).append(job)
@@ -64,17 +66,16 @@ class Sweep(Callback):
             folder = shorten_path(Path(jobs[0].hydra_cfg.hydra.runtime.output_dir))
             print(f"{best} ({values}); {'tested, ' if self.tests else ''}{folder}")
 
-    def list_values(self, job: JobReturn, chosen: bool = True) -> list[str]:
+    def list_values(self, job: Any, chosen: bool = True) -> list[str]:
         """The overrides of a job that belong to what a validation chooses, or the others."""
         return [text for text in job.overrides if (text.lstrip("+~").partition("=")[0] in self.chosen) == chosen]
 
-    def test(self, job: JobReturn) -> None:
+    def test(self, job: Any) -> None:
         """Run a job again, which finds its own results, and measure it on test images."""
         with read_write(job.hydra_cfg.hydra):
             job.hydra_cfg.hydra.overrides.task.append("test=true")
         HydraConfig.instance().set_config(job.hydra_cfg)
         job.cfg.test = True
-        assert self.task is not None
         self.task(job.cfg)
 
 
