@@ -38,6 +38,7 @@ from explainers.runtime.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss
 from explainers.vectors import ExplainabilityVector, Selection, VectorSources, exported_target
+from explainers.vectors.lambda_sweep import loss_of
 
 # Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk
 EXCLUDED = {
@@ -56,6 +57,7 @@ EXCLUDED = {
         "TargetModel checks its score",
     ),
     exported_target: "TargetModel checks its score",
+    loss_of: "Selection checks its metric",
     **dict.fromkeys((check_target, Sweep), "Evaluation checks its curves and removals"),
     **dict.fromkeys((hide, hide_members), "repair checks its removal"),
     ImageTransform: "configs and processors name its resize, which their readers check",

@@ -60,7 +60,7 @@ paper() { # the paper's own recipe, on 320 images of each task, each of which is
     python train.py experiment=explainability_vector data=$t vector=shipped name=shipped_$t lambda_2=1.0 test=false $MODEL $IMAGES
     rows="$rows $(row shipped runs/shipped_$t/model.safetensors) explainers.shipped.temperature=2"
     rows="$rows $(row paths runs/shipped_$t/scaled.safetensors) explainers.paths.temperature=2" # of the unchanged model
-    python eval.py experiment=papers/vectors tasks=$t name=vectors_paper_$t ~explainers.transferred $rows methods=[DecompX-PLUS] figures=[] \
+    python eval.py experiment=papers/vectors tasks=$t name=vectors_paper_$t ~explainers.transferred $rows methods=[DecompX-PLUS] "figures.passes.one=[chance,upper_bound]" \
       explainers.no_transfer_scaled.weights=runs/vector_${s}_$t/scaled.safetensors explainers.upper_bound.weights=runs/${t}_upper/model.safetensors \
       $MODEL tasks.$t.data.halve=true tasks.$t.data.batch_size=10 test_images=30
   done
