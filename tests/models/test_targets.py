@@ -32,13 +32,8 @@ def test_a_target_and_a_data_set_have_the_images_in_common_and_nothing_else():
         text = path.read_text()
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         read = set(re.findall(r"\$\{([a-z_.]+)", "\n".join(lines)))
-        assert {key for key in read if not key.startswith(".")} <= {
-            "grid.image_size",
-            "data_dir",
-            "seed",
-            "oc.select",
-            *SHARED,
-        }
+        known = {"grid.image_size", "data_dir", "seed", "oc.select", *SHARED}
+        assert {key for key in read if not key.startswith(".")} <= known
 
 
 class Net(nn.Sequential):

@@ -33,12 +33,8 @@ PAGES = [
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text().replace("\\\n", " ") for path in PAGES}
 NOTEBOOK = ROOT / "docs/tutorial.ipynb"
 SMALL = {"mlp_ratio": 0.25}
-VARIABLES = {
-    "d": "cifar10",
-    "task": "imagenette",
-    "t": "imagenette",
-    "s": "cifar10",
-}  # of loops in the shell; all others hold options
+# Of loops in the shell; all others hold options
+VARIABLES = {"d": "cifar10", "task": "imagenette", "t": "imagenette", "s": "cifar10"}
 
 
 def substituted(arguments):
