@@ -6,7 +6,6 @@ from pathlib import Path
 import yaml
 
 FOLDER = Path(__file__).parent
-PROGRAMS = {True: "eval.py", False: "train.py"}
 
 
 def draw(recipes: dict[str, list[dict[str, str]]]) -> str:

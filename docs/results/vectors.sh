@@ -1,5 +1,6 @@
 # The commands behind docs/results/vectors.md, from the root of the project: bash docs/results/vectors.sh paper|real|digits|transfers
 # `paper` needs data/{imagenette,cats_vs_dogs,cifar10}; `real` needs data/{imagenet_samples,imagenette,caltech,cats_vs_dogs,cifar10}; `transfers` needs `real` and `digits`.
+# `paper` and `real` train other models under the same names: each needs a folder runs/ of its own.
 set -e
 DEIT="weights=deit_tiny_patch16_224.in1k.fp16.safetensors"
 W112="weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed"
